@@ -32,9 +32,9 @@ def fingerprint_of(finding: Finding) -> str:
     """
     location = finding.location
     parts = (
-        finding.code,
+        _encodable(finding.code),
         sorted({_clean(subject) for subject in finding.subjects}),
-        location.function if location else "",
+        _encodable(location.function) if location else "",
         _tokens(location.source) if location else [],
     )
     text = msgspec.json.encode(parts, enc_hook=str, order="sorted")

@@ -83,8 +83,9 @@ def one_line(finding: Finding) -> str:
         parts.append(str(finding.location))
     if finding.ranks:
         parts.append(f"ranks {short(finding.ranks)}")
-    head = visible(" ".join(parts))
-    return cut(f"{head}: {visible(' '.join(finding.message.split()))}", LONGEST_LINE)
+    head = visible(cut(" ".join(parts), LONGEST_LINE))
+    message = visible(cut(" ".join(finding.message.split()), LONGEST_LINE))
+    return cut(f"{head}: {message}", LONGEST_LINE)
 
 
 def visible(text: str) -> str:
@@ -97,6 +98,11 @@ def visible(text: str) -> str:
 def cut(text: str, length: int) -> str:
     """Return the text, or its beginning and an ellipsis where it is longer."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def phrase(ranks: RankSet) -> str:
+    """Return ``rank 3`` or ``ranks 0-2,7``, shortened where they are too many."""
+    return f"rank {ranks}" if len(ranks) == 1 else f"ranks {short(ranks)}"
 
 
 def short(ranks: RankSet, length: int = 48) -> str:

@@ -3,8 +3,12 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 from distdiag.findings.finding import Finding, Location, Report
+
+LONGEST: Final = 4096
+"""Linux takes no longer path, in bytes."""
 
 
 def source_roots(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -19,6 +23,7 @@ def relative_path(file: str) -> str:
 
     A file that is elsewhere keeps its path. Bytes that are no UTF-8 are spelled out.
     """
+    file = file[:LONGEST]
     path = PurePosixPath(os.path.normpath(file)) if file else PurePosixPath()
     for root in source_roots(os.environ):
         if path.is_absolute() and path.is_relative_to(root):

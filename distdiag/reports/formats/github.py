@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from distdiag.findings.finding import Finding, Report
-from distdiag.reports.base import Reporter, visible
+from distdiag.reports.base import Reporter, cut, phrase, visible
 from distdiag.reports.formats.markdown import MarkdownReporter
 from distdiag.reports.places import place_of, relative_path, script_of
 from distdiag.reports.workflow_commands import command
 
+MOST_ANNOTATIONS: Final = 50
+"""GitHub keeps no more of a job."""
+LONGEST_TITLE: Final = 255
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 """The variable with the file whose Markdown GitHub shows on the page of the job."""
 
@@ -26,7 +29,8 @@ class GithubReporter(Reporter):
 
     def _lines(self, report: Report) -> Iterator[str]:
         script = script_of(report)
-        for finding in sorted(report.findings, key=lambda finding: -finding.severity.weight):
+        ordered = sorted(report.findings, key=lambda finding: -finding.severity.weight)
+        for finding in ordered[:MOST_ANNOTATIONS]:
             yield _annotation(finding, script)
         counts = report.counts
         if counts.ignored or counts.baselined:
@@ -45,7 +49,7 @@ def _annotation(finding: Finding, script: str) -> str:
         where = {"file": relative_path(place.file), "line": str(max(1, place.line))}
     elif script:
         where = {"file": relative_path(script)}
-    who = f" [{finding.ranks.phrase()}]" if finding.ranks else ""
+    who = f" [{phrase(finding.ranks)}]" if finding.ranks else ""
     fix = f"\nFix: {finding.fix}" if finding.fix else ""
-    title = visible(f"{finding.code} {finding.name}")
+    title = visible(cut(f"{finding.code} {finding.name}", LONGEST_TITLE))
     return command(finding.severity, where | {"title": title}, f"{finding.message}{who}{fix}")

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from distdiag.checks import load_checks
 from distdiag.findings.finding import Finding, IgnoredFinding, Outcome, Report
-from distdiag.reports.base import Reporter, cut, one_line
+from distdiag.reports.base import Reporter, cut, one_line, phrase
 from distdiag.reports.gate import Gate
 
 LONGEST_TEXT: Final = 20_000
@@ -90,7 +90,7 @@ def _details(finding: Finding) -> str:
     parts = [one_line(finding)]
     for entry in finding.evidence[:MOST_ENTRIES]:
         place = f" ({entry.location})" if entry.location else ""
-        who = f"{entry.ranks.phrase()}: " if entry.ranks else ""
+        who = f"{phrase(entry.ranks)}: " if entry.ranks else ""
         parts.append(f"  {who}{entry.summary}{place}")
     if finding.fix:
         parts.append(f"Fix: {finding.fix}")

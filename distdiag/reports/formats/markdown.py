@@ -15,7 +15,7 @@ LONGEST: Final = 60_000
 LONGEST_TEXT: Final = 1500
 MOST_EVIDENCE: Final = 8
 MOST_IGNORED: Final = 20
-_MARKUP: Final = re.compile(r"[\\`*_{}\[\]<>()#+!|~&$@:]")
+_MARKUP: Final = re.compile(r"[\\`*{}\[\]<>()#+!|~&$@:]|(?<!\w)_|_(?!\w)")
 _ENDINGS: Final = {
     Outcome.RUNNING: "the run had not ended when this was written",
     Outcome.FINISHED: "the run finished",
@@ -130,7 +130,7 @@ def _folded_notes(notes: list[Finding]) -> Iterator[str]:
 def _foot(report: Report) -> Iterator[str]:
     looked = f"{len(report.checked)} checks looked, {len(report.not_checked)} did not"
     counts = report.counts
-    known = f"; {counts.ignored} findings ignored, {counts.baselined} known by the baseline"
+    known = f"; ignored: {counts.ignored}; known by the baseline: {counts.baselined}"
     yield f"{looked}{known if counts.ignored or counts.baselined else ''}."
     rows = [
         f"- {_code(each.finding.code)}{_at(each.finding.location)}: ignored by {each.by}"

@@ -12,7 +12,7 @@ from distdiag.findings.finding import (
     Report,
 )
 from distdiag.reports import sarif_log
-from distdiag.reports.base import Reporter, cut
+from distdiag.reports.base import Reporter, cut, phrase
 from distdiag.reports.places import place_of, relative_path, script_of
 
 LONGEST_TEXT: Final = 4000
@@ -50,13 +50,13 @@ def _result(finding: Finding, script: str) -> dict[str, Any]:
     # Code hosts show no result without a place.
     place = place_of(finding) or (Location(script, 1, "") if script else None)
     return {
-        "ruleId": sarif_log.text(finding.code),
+        "ruleId": _short(finding.code),
         "level": sarif_log.LEVELS[finding.severity],
         "rank": round(100 * min(1.0, max(0.0, finding.confidence)), 1),
         "message": {"text": _short(_message(finding))},
         "locations": [_location(place)] if place is not None else [],
         "relatedLocations": [_related(entry) for entry in seen[:MOST_RELATED]],
-        "partialFingerprints": {FINGERPRINT: sarif_log.text(finding.fingerprint)},
+        "partialFingerprints": {FINGERPRINT: _short(finding.fingerprint)},
         "properties": {
             "grade": finding.grade,
             "ranks": sarif_log.text(str(finding.ranks)),
@@ -73,7 +73,7 @@ def _suppressed(ignored: IgnoredFinding, script: str) -> dict[str, Any]:
 
 
 def _message(finding: Finding) -> str:
-    who = f" [{finding.ranks.phrase()}]" if finding.ranks else ""
+    who = f" [{phrase(finding.ranks)}]" if finding.ranks else ""
     fix = f"\nFix: {finding.fix}" if finding.fix else ""
     return f"{finding.message}{who}{fix}"
 
@@ -85,7 +85,7 @@ def _location(place: Location) -> dict[str, Any]:
 
 def _related(entry: Evidence) -> dict[str, Any]:
     assert entry.location is not None
-    ranks = f"{entry.ranks.phrase()}: " if entry.ranks else ""
+    ranks = f"{phrase(entry.ranks)}: " if entry.ranks else ""
     return _location(entry.location) | {"message": {"text": _short(f"{ranks}{entry.summary}")}}
 
 
