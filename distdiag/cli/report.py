@@ -23,6 +23,7 @@ from distdiag.findings.ignores import Ignores
 from distdiag.replay import replay_source
 from distdiag.reports import one_line, read_report
 from distdiag.reports.base import visible
+from distdiag.reports.formats.markdown import ENDINGS, found_phrase
 from distdiag.reports.gate import Gate
 
 REPLAY: Final = "pytest"
@@ -110,9 +111,7 @@ def _show(path: Path, options: _Options, formats: Sequence[str]) -> int:
 def _show_briefly(path: Path, options: _Options) -> int:
     """Show one of several runs: its verdict, and a line for each finding that is no note."""
     report = _read(path, options)
-    counts = report.counts
-    found = f"{counts.error} errors, {counts.warning} warnings, {counts.info} notes"
-    click.echo(f"{visible(str(path))}: {found}; outcome: {report.run.outcome}")
+    click.echo(f"{visible(str(path))}: {found_phrase(report)}; {ENDINGS[report.run.outcome]}")
     order = sorted(report.findings, key=lambda finding: -finding.severity.weight)
     for finding in order:
         if finding.severity is not Severity.INFO or options["verbose"]:

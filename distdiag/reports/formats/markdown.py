@@ -16,7 +16,7 @@ LONGEST_TEXT: Final = 1500
 MOST_EVIDENCE: Final = 8
 MOST_IGNORED: Final = 20
 _MARKUP: Final = re.compile(r"[\\`*{}\[\]<>()#+!|~&$@:]|(?<!\w)_|_(?!\w)")
-_ENDINGS: Final = {
+ENDINGS: Final = {
     Outcome.RUNNING: "the run had not ended when this was written",
     Outcome.FINISHED: "the run finished",
     Outcome.FAILED: "the run failed",
@@ -55,14 +55,17 @@ def _within(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def _head(report: Report) -> Iterator[str]:
+    yield f"## distdiag: {found_phrase(report)}; {ENDINGS[report.run.outcome]}"
+    if silent := report.silent_ranks:
+        yield f"**{_who(silent)} not observed: nothing here is about them.**"
+
+
+def found_phrase(report: Report) -> str:
+    """Return ``1 error, 2 notes``, or that nothing was found or checked."""
     counts = report.counts
     numbers = ((counts.error, "error"), (counts.warning, "warning"), (counts.info, "note"))
     found = ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in numbers if n)
-    if not found:
-        found = "nothing found" if report.checked else "nothing was checked"
-    yield f"## distdiag: {found}; {_ENDINGS[report.run.outcome]}"
-    if silent := report.silent_ranks:
-        yield f"**{_who(silent)} not observed: nothing here is about them.**"
+    return found or ("nothing found" if report.checked else "nothing was checked")
 
 
 def _diagnosis(finding: Finding) -> str:
