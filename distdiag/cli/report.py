@@ -34,6 +34,7 @@ class _Options(TypedDict):
     path: Path | None
     names: tuple[str, ...]
     output: Path | None
+    traces: tuple[Path, ...]
     baseline: Path | None
     fail_on: FailOn | None
     verbose: bool
@@ -56,6 +57,14 @@ class _Options(TypedDict):
     help="Write it into FILE.",
 )
 @click.option(
+    "--trace",
+    "traces",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Put a trace of torch's profiler beside its rank, in the format perfetto.",
+)
+@click.option(
     "--fail-on",
     type=click.Choice(get_args(FailOn)),
     help="Exit with 1 at a finding this bad [as the run was told].",
@@ -76,6 +85,8 @@ def command(**options: Unpack[_Options]) -> int:
     formats = known_formats(options["names"])
     if options["output"] is not None and len(formats) > 1:
         raise UsageError("--output takes one format")
+    if options["traces"] and "perfetto" not in formats:
+        raise UsageError("--trace needs --format perfetto")
     runs = runs_below(path)
     if not runs:
         return _show(path, options, formats)
@@ -100,11 +111,12 @@ def _read(path: Path, options: _Options) -> Report:
 def _show(path: Path, options: _Options, formats: Sequence[str]) -> int:
     report = _read(path, options)
     run_dir = path if path.is_dir() else path.parent
+    verbose, traces = options["verbose"], options["traces"]
     if options["output"] is not None:
-        reporter = report_of_name(formats[0], verbose=options["verbose"], run_dir=run_dir)
+        reporter = report_of_name(formats[0], verbose=verbose, run_dir=run_dir, traces=traces)
         save_report(report, reporter, options["output"])
     else:
-        show_report(report, formats, verbose=options["verbose"], folder=run_dir, run_dir=run_dir)
+        show_report(report, formats, verbose=verbose, run_dir=run_dir, traces=traces)
     return report.exit_status or 0
 
 

@@ -80,30 +80,33 @@ def show_report(
     report_formats: Collection[str],
     *,
     verbose: bool = False,
-    folder: Path | None = None,
     run_dir: Path | None = None,
+    traces: tuple[Path, ...] = (),
 ) -> None:
     """Write a report to stdout, in colour and as wide as the terminal if it is one.
 
-    Of several forms those that are files go into `folder`, by default the working directory.
+    Of several forms those that are files go into the run directory, else into the working one.
+    `traces` are files of a profiler, for forms that show them.
     """
     for name in report_formats:
-        reporter = report_of_name(name, verbose=verbose, run_dir=run_dir)
+        reporter = report_of_name(name, verbose=verbose, run_dir=run_dir, traces=traces)
         if reporter.file_name is not None and len(report_formats) > 1:
-            save_report(report, reporter, (folder or Path()) / reporter.file_name)
+            save_report(report, reporter, (run_dir or Path()) / reporter.file_name)
         else:
             click.echo(reporter.render(report), nl=False)
         append_to_its_file(reporter, report)
     click.echo(hint(report), nl=False, err=True)
 
 
-def report_of_name(name: str, *, verbose: bool, run_dir: Path | None) -> Reporter:
+def report_of_name(
+    name: str, *, verbose: bool, run_dir: Path | None, traces: tuple[Path, ...] = ()
+) -> Reporter:
     """Return the form of this name, as it is shown on stdout."""
     kind = load_reporter(name)
     if name == "terminal" and sys.stdout.isatty():
         width, color = shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ
         return kind(width=width, color=color, verbose=verbose, run_dir=run_dir)
-    return kind(verbose=verbose, run_dir=run_dir)
+    return kind(verbose=verbose, run_dir=run_dir, traces=traces)
 
 
 def save_report(report: Report, reporter: Reporter, path: Path) -> None:

@@ -15,7 +15,8 @@ class Reporter:
 
     `name` is the name of the module and the word for ``--report``. `file_name` is the file below
     the run directory that holds the text, or None when it goes to stderr. `run_dir` is where the
-    events of the run are, for forms that show them; None where there are none.
+    events of the run are, for forms that show them; None where there are none. `traces` are files
+    of torch's profiler for forms that show them.
     """
 
     name: ClassVar[str]
@@ -28,11 +29,13 @@ class Reporter:
         color: bool = False,
         verbose: bool = False,
         run_dir: Path | None = None,
+        traces: tuple[Path, ...] = (),
     ) -> None:
         self.width = width
         self.color = color
         self.verbose = verbose
         self.run_dir = run_dir
+        self.traces = traces
 
     def render(self, report: Report) -> str:
         """Return the text, which ends with a newline.
