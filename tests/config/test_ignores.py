@@ -79,13 +79,18 @@ def test_a_rule_of_an_unknown_check_is_refused():
         config.validate(codes=CODES, reporters=("terminal", "json"))
 
 
-@pytest.mark.parametrize("report", [None, ("json",), ("github", "json")])
+@pytest.mark.parametrize("report", [None, ("sarif", "json"), ("github",)])
 def test_a_step_of_github_actions_shows_its_own_form_once(monkeypatch, report):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     shown = load_config({"report": report}).report
     assert shown.count("github") == 1
     monkeypatch.setenv("GITHUB_ACTIONS", "false")
     assert load_config({"report": report}).report == (report or ("terminal", "json"))
+
+
+def test_who_asks_for_json_alone_wants_nothing_shown_in_github_actions(monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert load_config({"report": ("json",)}).report == ("json",)
 
 
 def test_a_baseline_is_named_from_the_working_directory(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ LONGEST: Final = 60_000
 LONGEST_TEXT: Final = 1500
 MOST_EVIDENCE: Final = 8
 MOST_IGNORED: Final = 20
-_MARKUP: Final = re.compile(r"[\\`*{}\[\]<>()#+!|~&$@:]|(?<!\w)_|_(?!\w)")
+_MARKUP: Final = re.compile(r"[\\`*{}\[\]<>()#+!|~&$@]|:(?=\S)|(?<!\w)_|_(?!\w)")
 ENDINGS: Final = {
     Outcome.RUNNING: "the run had not ended when this was written",
     Outcome.FINISHED: "the run finished",
@@ -156,7 +156,7 @@ def _plain(text: str) -> str:
     shown = visible(cut(" ".join(text.split()), LONGEST_TEXT))
     escaped = _MARKUP.sub(r"\\\g<0>", shown)
     # A backslash does not keep GitHub from calling a person or another issue; a comment does.
-    return re.sub(r"\\([@#])", r"\1<!-- -->", escaped)
+    return re.sub(r"\\([@#])(?=\w)", r"\1<!-- -->", escaped)
 
 
 def _code(text: str) -> str:
