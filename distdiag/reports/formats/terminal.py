@@ -20,7 +20,7 @@ from distdiag.findings.finding import (
     Report,
     Severity,
 )
-from distdiag.reports.base import Reporter, cut, short, visible
+from distdiag.reports.base import Reporter, cut, one_line, short, visible
 
 K = TypeVar("K", bound=Hashable)
 
@@ -69,6 +69,7 @@ class TerminalReporter(Reporter):
         if report.files or not _is_healthy(report):
             page.blank()
         _write_coverage(page, report, verbose=self.verbose)
+        _write_ignored(page, report, verbose=self.verbose)
         if self.verbose:
             _write_gaps(page, report)
         if self.verbose or not _is_healthy(report):
@@ -270,6 +271,19 @@ def _codes_by_reason(report: Report) -> dict[str, list[str]]:
     for code, reason in report.not_checked.items():
         found.setdefault(reason, []).append(code)
     return found
+
+
+def _write_ignored(page: _Page, report: Report, *, verbose: bool) -> None:
+    """Write how many findings do not count, and with `verbose` which, by what, and why."""
+    counts = report.counts
+    ways = ((counts.ignored, "ignored"), (counts.baselined, "known by the baseline"))
+    known = ", ".join(f"{_count(number, 'finding')} {way}" for number, way in ways if number)
+    if known:
+        page.write(f"{known}.{'' if verbose else ' --verbose lists them.'}", indent=0)
+    for each in report.ignored if verbose else ():
+        reason = _sentence(": ", each.reason)
+        page.write(f"{one_line(each.finding).removeprefix('distdiag: ')}")
+        page.write(f"ignored by {each.by}{reason}", indent=6)
 
 
 def _write_gaps(page: _Page, report: Report) -> None:
