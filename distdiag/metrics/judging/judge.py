@@ -9,14 +9,36 @@ import msgspec
 
 from distdiag.events.ranks import RankSet
 from distdiag.metrics.joining import Run, join
-from distdiag.metrics.judging import divergence, nonfinite, spikes
+from distdiag.metrics.judging import (
+    collapse,
+    divergence,
+    gradients,
+    nonfinite,
+    plateaus,
+    ranks,
+    rates,
+    restarts,
+    scales,
+    speed,
+    spikes,
+    validation,
+)
 from distdiag.metrics.judging.observation import Judgement, Observation
 from distdiag.metrics.series import Curves
 
 JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (
     nonfinite.look,
-    spikes.look,
     divergence.look,
+    spikes.look,
+    gradients.look,
+    plateaus.look,
+    rates.look,
+    scales.look,
+    validation.look,
+    speed.look,
+    collapse.look,
+    ranks.look,
+    restarts.look,
 )
 """Each looks at one run, and says what it sees."""
 
