@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from distdiag.events.ranks import RankSet
 from distdiag.metrics.joining import Run, join
@@ -50,7 +51,9 @@ def judge(curves: Iterable[Curves]) -> Judgement:
 
 def judge_runs(runs: Iterable[Run]) -> Judgement:
     """Say what runs tell that are joined already."""
-    seen = [each for run in runs for look in JUDGES for each in look(run)]
+    # Values near the largest float64 overflow in differences; infinities compare as they should.
+    with np.errstate(all="ignore"):
+        seen = [each for run in runs for look in JUDGES for each in look(run)]
     order = sorted(
         _merged(seen), key=lambda each: (-each.severity.weight, each.run, each.step or 0.0)
     )

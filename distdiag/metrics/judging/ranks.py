@@ -21,7 +21,7 @@ LARGE: Final = 0.1
 up later and is larger than a tenth of the loss is none of the data's."""
 LOOK: Final = (
     "Look what this rank did at this step that the others did not: a step that was skipped, a "
-    "batch it had alone, a collective that it missed. distdiag check compares the ranks' parameters."
+    "batch it had alone, a collective that it missed. distdiag check compares the parameters."
 )
 
 
@@ -80,10 +80,13 @@ def _parting(
     for index, track in enumerate(tracks):
         others = np.median(np.delete(values, index, axis=0), axis=0)
         apart = values[index] - others
-        crossing = _crossing(apart, others)
+        if not (others > 0).all():
+            continue
+        # The noise of a loss goes with its level.
+        crossing = _crossing(apart / others)
         if crossing is None:
             continue
-        first = departure(np.abs(apart), crossing)
+        first = departure(np.abs(apart / others), crossing)
         here = int(places[index][first])
         step, end = float(track.steps[here]), float(np.median(apart[-5:]))
         text = (
@@ -96,14 +99,13 @@ def _parting(
         yield observe(track, Kind.RANKS_PART, Severity.WARNING, (text, LOOK), points, (step, None))
 
 
-def _crossing(apart: Floats, others: Floats) -> int | None:
+def _crossing(apart: Floats) -> int | None:
     """Return the first value after which the difference stays outside of its earlier noise."""
     size = len(apart)
     level = running_median(apart, 3)
     early = apart[: max(size // 5, 8)]
-    sigma = max(mad_sigma(early), float(np.abs(early).max()) / 3.0)
-    limit = np.maximum(SIGMAS * sigma, LARGE * np.abs(others))
-    outside = np.abs(level - np.median(early)) > limit
+    sigma = max(mad_sigma(early), float(np.abs(early - np.median(early)).max()) / 3.0)
+    outside = np.abs(level - np.median(early)) > max(SIGMAS * sigma, LARGE)
     inside = np.flatnonzero(~outside)
     first = int(inside[-1]) + 1 if inside.size else size
     return first if size // 5 <= first <= size - 5 else None

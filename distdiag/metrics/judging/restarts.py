@@ -30,7 +30,9 @@ LOOK_LOSS: Final = (
     "Look whether the checkpoint was loaded: missing and unexpected keys, strict=False, the path, "
     "the state of the optimizer. distdiag check tells of parameters that a load left as they were."
 )
-LOOK_RATE: Final = "Save and load scheduler.state_dict(), and give the scheduler the same number of steps as before."
+LOOK_RATE: Final = (
+    "Save and load scheduler.state_dict(), and give the scheduler as many steps as before."
+)
 LOOK_STEPS: Final = "Steps between the checkpoint and the end of the attempt before are done twice."
 
 
