@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final
@@ -108,7 +108,6 @@ class Console:
         """Read the lines that belong to the one before; return where the next one begins."""
         assert self._open is not None
         follow, head, speaker, name = self._open
-        number += data.count(b"\n", 0, place) if place == 0 else 0
         for match in _LINE.finditer(data, place):
             line = match[0][:LONGEST_LINE]
             values = follow(line.decode("utf-8", "replace"))
@@ -131,7 +130,7 @@ _LINE: Final = re.compile(rb"[^\r\n]+")
 
 
 def _record(
-    parsed: Parsed, number: int, time: float, values: dict[str, float] | None = None
+    parsed: Parsed, number: int, time: float, values: Mapping[str, float] | None = None
 ) -> Record:
     return Record(
         parsed.values if values is None else values,
