@@ -35,12 +35,15 @@ BANNERS: Final = (
     b"restarting worker group",
 )
 
+Say = Callable[[str, int], None]
+
 
 class Console:
     """The lines of one text."""
 
-    def __init__(self, formats: Sequence[LineFormat], collector: Collector) -> None:
-        """Read lines into the collector."""
+    def __init__(self, formats: Sequence[LineFormat], collector: Collector, say: Say) -> None:
+        """Read lines into the collector; `say` gets what is wrong with a line, and its number."""
+        self._say = say
         self._formats = formats
         self._collector = collector
         self._is_wrapped: bool | None = None
@@ -84,6 +87,9 @@ class Console:
                 continue
             text = text or line.decode("utf-8", "replace")
             parsed = each.read(text)
+            if parsed is not None and parsed.why:
+                self._say(parsed.why, number)
+                return True
             if parsed is not None:
                 self._add(each.name, parsed, text[: parsed.start], number)
                 return True
@@ -139,6 +145,7 @@ def _record(
         parsed.epoch,
         parsed.per_epoch,
         time,
+        parsed.is_weak,
     )
 
 

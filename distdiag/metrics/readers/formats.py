@@ -59,7 +59,7 @@ def _read_text(path: Path, found: Found) -> None:
         if is_text and not collector:
             # Only now: a line that a known format has another name for is not read twice.
             with opened(path) as read:
-                _read_lines(blocks(read), (GENERIC,), collector)
+                _read_lines(blocks(read), (GENERIC,), collector, found)
     except NoProtobufError:
         found.say("needs a library to be read: pip install 'distdiag[metrics]'")
     finally:
@@ -109,7 +109,7 @@ def _read_blocks(text: Iterator[Block], collector: Collector, found: Found) -> b
     elif separator := separator_of(head):
         read_table(whole, separator, collector, found)
     else:
-        _read_lines(whole, LINE_FORMATS, collector)
+        _read_lines(whole, LINE_FORMATS, collector, found)
         return True
     return False
 
@@ -136,7 +136,9 @@ def _read_document(text: Iterator[Block], collector: Collector, found: Found) ->
         found.say("begins like a document of JSON, and is damaged or cut")
 
 
-def _read_lines(text: Iterator[Block], formats: Sequence[LineFormat], collector: Collector) -> None:
-    console = Console(formats, collector)
+def _read_lines(
+    text: Iterator[Block], formats: Sequence[LineFormat], collector: Collector, found: Found
+) -> None:
+    console = Console(formats, collector, found.say)
     for block in text:
         console.feed(block)

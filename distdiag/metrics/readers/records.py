@@ -31,6 +31,7 @@ class Record:
 
     `step` is None where it names none; `per_epoch` is the number of steps in an epoch, where
     `step` counts within `epoch`. `time` is in seconds since 1970, 0 where it is not told.
+    `is_weak`: the step counts calls of a logger; the trainer's own counts where it is told.
     """
 
     values: Mapping[str, float]
@@ -39,6 +40,7 @@ class Record:
     epoch: float | None = None
     per_epoch: float | None = None
     time: float = 0.0
+    is_weak: bool = False
 
 
 class _Points:
@@ -96,6 +98,7 @@ class _Run:
         self.attempts = [_Attempt()]
         self.num_records = 0
         self.is_new = False
+        self._has_strong = False
         self._last_step: float | None = None
         self._counts: dict[str, int] = {}
         self._epoch: float | None = None
@@ -128,6 +131,9 @@ class _Run:
     def _named_step(self, record: Record) -> float | None:
         """Return the step since the beginning of the run, where the record names one."""
         step, epoch = record.step, record.epoch
+        if record.is_weak and self._has_strong:
+            return None
+        self._has_strong |= step is not None and not record.is_weak
         if step is None:
             return epoch if self._raw is None else None
         if epoch is None:

@@ -78,7 +78,9 @@ def _add(collector: Collector, names: Sequence[str], row: Sequence[str], line: i
     cells = {name or "unnamed": value for name, value in zip(names, row, strict=True) if value}
     parsed = parsed_mapping(cells)
     if parsed is not None:
-        record = Record(parsed.values, parsed.step, line, parsed.epoch, time=parsed.time)
+        record = Record(
+            parsed.values, parsed.step, line, parsed.epoch, time=parsed.time, is_weak=parsed.is_weak
+        )
         collector.add("csv", record)
 
 

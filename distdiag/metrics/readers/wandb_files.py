@@ -49,7 +49,13 @@ def read_run(read: Read, collector: Collector, found: Found) -> None:
             items.setdefault("_step", record.history.step.num)
         parsed = parsed_mapping(items)
         if parsed is not None:
-            told = Record(parsed.values, parsed.step, epoch=parsed.epoch, time=parsed.time)
+            told = Record(
+                parsed.values,
+                parsed.step,
+                epoch=parsed.epoch,
+                time=parsed.time,
+                is_weak=parsed.is_weak,
+            )
             collector.add("wandb", told)
     if damaged:
         found.say(f"{damaged} of its records are damaged and were passed over")
