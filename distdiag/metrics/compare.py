@@ -33,6 +33,7 @@ FIRST_EQUAL: Final = 3
 class Parting(msgspec.Struct, frozen=True, kw_only=True):
     """How one series of two runs compares over the steps that both have.
 
+    `num_equal` values are equal to the last digit before the first that is not.
     `first_difference` is the first step with different values, None if there is none. `parts_at`
     is the step from which on the runs stay apart by more than their noise, None if they do not.
     `size` is the difference at the end (second less first), `noise` the standard deviation of the
@@ -42,6 +43,7 @@ class Parting(msgspec.Struct, frozen=True, kw_only=True):
     series: str
     role: str
     num_steps: int
+    num_equal: int
     first_difference: float | None
     parts_at: float | None
     size: float
@@ -108,11 +110,14 @@ def _role(roles: Mapping[str, str], name: str) -> str:
 
 
 def _telling(parting: Parting) -> tuple[bool, float, int, float]:
-    """Order by what parts first; among equals by the role, then by the size in noise."""
-    step = parting.parts_at if parting.parts_at is not None else parting.first_difference
+    """Order by what parts first; among equals by the role, then by the size in noise.
+
+    Of runs that begin alike to the last digit the first difference tells, of others what lasts.
+    """
+    step = parting.first_difference if parting.num_equal >= FIRST_EQUAL else parting.parts_at
     place = MAIN.index(parting.role) if parting.role in MAIN else len(MAIN)
     size = abs(parting.size) / parting.noise if parting.noise > 0 else abs(parting.size)
-    return parting.parts_at is None, step if step is not None else np.inf, place, -size
+    return step is None, step if step is not None else np.inf, place, -size
 
 
 def _compare(one: Track, other: Track) -> Parting | None:
@@ -130,6 +135,7 @@ def _compare(one: Track, other: Track) -> Parting | None:
         series=one.series.name,
         role=one.role,
         num_steps=len(steps),
+        num_equal=int(unequal[0]) if unequal.size else len(steps),
         first_difference=float(steps[unequal[0]]) if unequal.size else None,
         parts_at=None if start is None else float(steps[start]),
         size=size,

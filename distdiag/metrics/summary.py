@@ -87,13 +87,17 @@ def _row(run: Run, key: tuple[str, str], tracks: list[Track]) -> Row:
     )
 
 
-def main_track(run: Run) -> Track | None:
-    """Return the series that tells most of a run: by its role, of the first rank that has it."""
-    for role in MAIN:
-        tracks = list(run.tracks(role))
-        if tracks:
-            return max(tracks, key=lambda t: (len(t.series), -(t.curves.rank or 0)))
-    return max(run.all_tracks(), key=lambda track: len(track.series), default=None)
+def main_track(run: Run, names: Iterable[str]) -> Track | None:
+    """Return the series that tells most of a run: by its role, of the rank that has most of it."""
+    shown = set(names)
+    order = {role: place for place, role in enumerate(MAIN)}
+
+    def telling(track: Track) -> tuple[int, int, int]:
+        place = order.get(track.role, len(MAIN))
+        return -place, len(track.series), -(track.curves.rank or 0)
+
+    tracks = (track for track in run.all_tracks() if track.series.name in shown)
+    return max(tracks, key=telling, default=None)
 
 
 def sparkline(values: Floats, width: int, marks: str = "▁▂▃▄▅▆▇█") -> str:

@@ -13,7 +13,7 @@ from distdiag.metrics.assertions import Verdict
 from distdiag.metrics.compare import Comparison
 from distdiag.metrics.joining import Run
 from distdiag.metrics.judging import Judgement, Observation
-from distdiag.metrics.judging.observation import spell_step, spell_value
+from distdiag.metrics.judging.observation import Point, spell_step, spell_value
 from distdiag.metrics.summary import Row, main_track, sparkline
 from distdiag.reports.base import short, visible
 
@@ -97,7 +97,7 @@ def _run(run: Run, rows: list[Row], width: int, marks: str) -> Iterator[Line]:
     parts += [_count(len(ranks), "rank")] if ranks else []
     parts += [_count(attempts, "attempt")] if attempts > 1 else []
     yield visible(", ".join(parts)), "bold"
-    track = main_track(run)
+    track = main_track(run, [row.series for row in rows])
     if track is not None:
         name = f"  {visible(track.series.name)[:LONGEST_NAME]} "
         yield name + sparkline(track.series.values, max(width - len(name) - 1, 10), marks), ""
@@ -141,6 +141,12 @@ def _paragraph(label: str, text: str, width: int) -> Iterator[Line]:
     yield from ((line, "") for line in wrapped)
 
 
+def _points(points: Iterable[Point]) -> Iterator[Line]:
+    for number, point in enumerate(points):
+        # A path stays in one piece.
+        yield f"  {'' if number else 'seen':{LABEL_WIDTH}}{visible(str(point))}", ""
+
+
 def _observation(seen: Observation, width: int, *, several: bool) -> Iterator[Line]:
     where = f" ({visible(seen.run)})" if several else ""
     ranks = f" of ranks {short(seen.ranks)}" if len(seen.ranks) > 1 else ""
@@ -149,22 +155,23 @@ def _observation(seen: Observation, width: int, *, several: bool) -> Iterator[Li
     head = f"{WORDS[seen.severity]} {seen.kind}: {visible(seen.series)}{ranks}{attempt}{where}"
     yield head, seen.severity.value
     yield from _paragraph("", seen.message + ".", width)
-    for number, point in enumerate(seen.evidence):
-        # A path stays in one piece.
-        yield f"  {'' if number else 'seen':{LABEL_WIDTH}}{visible(str(point))}", ""
+    yield from _points(seen.evidence)
     if seen.severity is not Severity.INFO:
         yield from _paragraph("next", seen.look_next, width)
 
 
 def _comparison(comparison: Comparison, width: int) -> Iterator[Line]:
     yield visible(f"{comparison.first} (first) and {comparison.second} (second)"), "bold"
-    for parting in comparison.partings[:MOST_PARTINGS]:
+    differing = [each for each in comparison.partings if each.first_difference is not None]
+    equal = [each.series for each in comparison.partings if each.first_difference is None]
+    for parting in differing[:MOST_PARTINGS]:
         yield from _paragraph("", parting.message + ".", width)
-        if parting.first_difference is not None:
-            for number, point in enumerate(parting.evidence):
-                yield f"  {'' if number else 'seen':{LABEL_WIDTH}}{visible(str(point))}", ""
-    if len(comparison.partings) > MOST_PARTINGS:
-        yield f"  and {_count(len(comparison.partings) - MOST_PARTINGS, 'more')} series", ""
+        yield from _points(parting.evidence)
+    if len(differing) > MOST_PARTINGS:
+        yield f"  and {len(differing) - MOST_PARTINGS} more series that differ", ""
+    if equal:
+        where = "in all steps that both runs have"
+        yield from _paragraph("", f"equal to the last digit {where}: {', '.join(equal)}.", width)
     for reason in comparison.not_compared[:MOST_PARTINGS]:
         yield from _paragraph("", f"not compared: {reason}", width)
 
