@@ -96,12 +96,13 @@ def spikes_of(track: Track) -> list[Spike]:
 def find_spikes(values: Floats, longest: float = LOSS_TAIL) -> list[Spike]:
     """Return the spikes of a series, in their order.
 
-    Positive values are compared by their logarithms: their noise goes with their level.
+    Values that are not negative are compared by their logarithms, for noise goes with the level.
     """
     if len(values) < FEWEST:
         return []
-    is_positive = bool((values > 0).all())
-    scaled = np.log(values) if is_positive else values
+    is_positive = bool((values >= 0).all() and np.median(values) > 0)
+    # A norm of exactly 0 among others is no smaller than the least of them.
+    scaled = np.log(np.maximum(values, values[values > 0].min())) if is_positive else values
     level = running_median(scaled)
     deviations = scaled - level
     # A series that falls steadily is its own median: its noise is that of its differences.
