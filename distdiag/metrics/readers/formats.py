@@ -119,8 +119,10 @@ def _is_document(data: bytes) -> bool:
     if _DOCUMENT.match(data) is None:
         return False
     first, _, rest = data.lstrip().partition(b"\n")
-    if first.startswith(b"["):
+    if first.startswith(b"[") and first.strip(b"[ \t\r")[:1] in b"{":
         return True
+    if first.startswith(b"["):  # `[1,3]<stdout>: ` begins like a list of numbers
+        return isinstance(decoded(first), list) or not first.strip(b"[ \t\r")
     is_record = first.rstrip().endswith(b"}") and isinstance(decoded(first), dict)
     return not is_record or not rest.strip()
 
