@@ -2,7 +2,7 @@
 
 import json
 
-from tests.metrics.readers.writing import RED, RESET, Log, written_as
+from tests.metrics.readers.writing import RED, Log, written_as
 
 STAMP = "2025-08-01 07:19:37"
 
@@ -138,7 +138,7 @@ def torchtitan_of_2024(log: Log) -> None:
         time = log.put("wps", step, f"{round(log.random.uniform(100, 9999)):,}")
         log.line(
             f"2024-05-01 07:19:37,123 - root - INFO - \x1b[36mstep: {step:2}  \x1b[32mloss: {loss}"
-            f"  \x1b[33mmemory: {memory}GiB(31.20%)  \x1b[34mwps: {time}  \x1b[35mmfu: 41.20%\x1b[39m"
+            f"  \x1b[33mmemory: {memory}GiB(31.20%)  \x1b[34mwps: {time}  mfu: 41.20%\x1b[39m"
         )
 
 
@@ -327,7 +327,3 @@ def table_of_bars(log: Log) -> None:
             f"step {step:5d} | loss: {loss} | lr {rate} | norm: 1.2345 | dt: 350.12ms | "
             f"tok/sec: 15000.12"
         )
-
-
-def in_colour(text: str) -> str:
-    return f"{RED}{text}{RESET}"

@@ -22,7 +22,7 @@ def imagenet(log: Log) -> None:
         value = log.put("Test Loss", step, f"{log.loss(step):.4e}")
         log.line(f"Test: [ 0/10]\tTime  0.512 ( 1.204)\tLoss {value} ({value})")
         share = log.put("Test mean Acc@1", step, f"{log.random.uniform(0, 100):.3f}")
-        log.line(f" *   Acc@1 {share} Acc@5 99.100" if epoch < 0 else f" * Acc@1 {share} Acc@5 9.1")
+        log.line(f" * Acc@1 {share} Acc@5 9.1")
 
 
 @written_as("imagenet", loss="Loss", lr="LR")
@@ -33,7 +33,7 @@ def timm(log: Log) -> None:
             loss = log.put("Loss", step, f"{log.loss(step):#.3g}")
             rate = log.put("LR", step, f"{1e-3 * log.random.random():.3e}")
             log.line(
-                f"Train: {epoch} [{batch:>4d}/{BATCHES} ({2 * batch:>3.0f}%)]  Loss: {loss} (6.96)  "
+                f"Train: {epoch} [{batch:>4d}/{BATCHES} ({2 * batch:>3.0f}%)]  Loss: {loss} (6.9)  "
                 f"Time: 0.312s,  820.10/s  (0.312s,  820.10/s)  LR: {rate}  Data: 0.011 (0.020)"
             )
 
@@ -106,8 +106,8 @@ def keras_3(log: Log) -> None:
         value = log.put("val_loss", epoch, f"{log.loss(epoch):.4f}")
         log.text += "\r\x1b[1m 1/10\x1b[0m \x1b[32m━━\x1b[0m\x1b[37m━━━━━━\x1b[0m - loss: 9.9"
         log.line(
-            f"\r\x1b[1m10/10\x1b[0m \x1b[32m━━━━━━━━\x1b[0m\x1b[37m\x1b[0m \x1b[1m1s\x1b[0m 5ms/step"
-            f" - accuracy: 0.5000 - loss: {loss} - val_loss: {value}"
+            f"\r\x1b[1m10/10\x1b[0m \x1b[32m━━━━━━━━\x1b[0m\x1b[37m\x1b[0m \x1b[1m1s\x1b[0m "
+            f"5ms/step - accuracy: 0.5000 - loss: {loss} - val_loss: {value}"
         )
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-RED, RESET = "\x1b[31m", "\x1b[0m"
+RED = "\x1b[31m"
 
 
 @dataclass
