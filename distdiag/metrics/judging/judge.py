@@ -1,0 +1,42 @@
+"""What the curves of all runs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from distdiag.events.ranks import RankSet
+from distdiag.metrics.joining import Run, join
+from distdiag.metrics.judging import nonfinite
+from distdiag.metrics.judging.observation import Judgement, Observation
+from distdiag.metrics.series import Curves
+
+JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (nonfinite.look,)
+"""Each looks at one run, and says what it sees."""
+
+
+def judge(curves: Iterable[Curves]) -> Judgement:
+    """Say what curves tell: of each run, of its ranks and attempts."""
+    return judge_runs(join(curves))
+
+
+def judge_runs(runs: Iterable[Run]) -> Judgement:
+    """Say what runs tell that are joined already."""
+    seen = [each for run in runs for look in JUDGES for each in look(run)]
+    order = sorted(
+        _merged(seen), key=lambda each: (-each.severity.weight, each.run, each.step or 0.0)
+    )
+    return Judgement(observations=tuple(order))
+
+
+def _merged(seen: Iterable[Observation]) -> Iterator[Observation]:
+    """Yield once what is seen on several ranks alike."""
+    alike: dict[tuple[object, ...], list[Observation]] = {}
+    for each in seen:
+        key = (each.kind, each.severity, each.run, each.series, each.attempt, each.step)
+        alike.setdefault(key, []).append(each)
+    for first, *more in alike.values():
+        ranks = RankSet(rank for each in (first, *more) for rank in each.ranks)
+        yield msgspec.structs.replace(first, ranks=ranks) if more else first
