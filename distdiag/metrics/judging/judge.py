@@ -9,11 +9,15 @@ import msgspec
 
 from distdiag.events.ranks import RankSet
 from distdiag.metrics.joining import Run, join
-from distdiag.metrics.judging import nonfinite
+from distdiag.metrics.judging import divergence, nonfinite, spikes
 from distdiag.metrics.judging.observation import Judgement, Observation
 from distdiag.metrics.series import Curves
 
-JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (nonfinite.look,)
+JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (
+    nonfinite.look,
+    spikes.look,
+    divergence.look,
+)
 """Each looks at one run, and says what it sees."""
 
 

@@ -51,7 +51,7 @@ def _observation(track: Track, bad: np.ndarray) -> Observation:
     else:
         extent = " and stays so to the end" if bad.size > 1 else ", the last value of the log"
     grown = tuple(_grown_before(track, begin))
-    before = f". Before it, {_and([text for text, _ in grown])}" if grown else ""
+    before = f". Before it, {' and '.join(text for text, _ in grown)}" if grown else ""
     points = (raw_point(track, first), *(each for _, each in grown))
     texts = (f"{what} {where}{extent}{before}", _look_next(track))
     until = float(steps[first + later[0]]) if recovers else None
@@ -103,7 +103,3 @@ def _grown_before(track: Track, step: float) -> Iterator[tuple[str, Point]]:
                 f"{spell_step(float(other.steps[peak]))} (median before: {spell_value(usual)})"
             )
             yield text, point(other, peak)
-
-
-def _and(parts: list[str]) -> str:
-    return " and ".join(parts)
