@@ -14,15 +14,16 @@ from distdiag.dumps.log_prefixes import Prefixes, Speaker, ranks_of_labels, time
 from distdiag.dumps.log_text import joined, plain
 from distdiag.dumps.reading import Dump
 
-__all__ = ["LONGEST_LINE", "Line", "Log", "Speaker", "Stream", "lines_with", "open_log", "streams"]
+__all__ = ["ESCAPES", "LONGEST_LINE", "Line", "Log", "Speaker", "Stream", "lines_with", "open_log", "streams"]
 
 LONGEST_LINE: Final = 1 << 16
 """So many bytes of a line are read."""
 
 _LINE: Final = re.compile(rb"[^\r\n]+")
-_ESCAPES: Final = re.compile(
+ESCAPES: Final = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
+"""What terminals obey and nobody reads: colours, movements, titles."""
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -56,7 +57,7 @@ class Log:
         self.path = dump.path
         data = plain(dump).data
         if b"\x1b" in data:
-            data = _ESCAPES.sub(b"", data)
+            data = ESCAPES.sub(b"", data)
         self.data = joined(data)
         self.prefixes = Prefixes(self.data)
         if cuts := self.prefixes.glued_heads():

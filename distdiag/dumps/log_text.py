@@ -33,7 +33,7 @@ def plain(dump: Dump) -> Dump:
 
     Files that are no text, and text that is plain already, are returned as they are.
     """
-    data = _unwrapped(_as_utf8(dump.data))
+    data = unwrapped(_as_utf8(dump.data))
     return dump if data is dump.data else Dump(path=dump.path, data=data, is_cut=dump.is_cut)
 
 
@@ -41,11 +41,16 @@ def plain(dump: Dump) -> Dump:
 
 
 def _as_utf8(data: bytes) -> bytes:
-    for mark, encoding in _MARKS.items():
-        if data.startswith(mark):
-            return _recoded(data, encoding)
-    encoding = _unmarked(data[:_PROBED_BYTES])
+    encoding = encoding_of(data[:_PROBED_BYTES])
     return _recoded(data, encoding) if encoding else data
+
+
+def encoding_of(head: bytes) -> str:
+    """Return the encoding of a text that begins with these bytes, ``""`` for plain UTF-8."""
+    for mark, encoding in _MARKS.items():
+        if head.startswith(mark):
+            return encoding
+    return _unmarked(head)
 
 
 def _recoded(data: bytes, encoding: str) -> bytes:
@@ -82,7 +87,8 @@ _RANK_NAMES: Final = {"rank": "rank", "global_rank": "rank", "local_rank": "loca
 _decode: Final[Callable[[bytes], Any]] = msgspec.json.Decoder().decode
 
 
-def _unwrapped(data: bytes) -> bytes:
+def unwrapped(data: bytes) -> bytes:
+    """Return the lines of text that lines of JSON hold, or the same bytes if they hold none."""
     if _holds_json(data):
         return b"".join(_json_lines(data))
     return data
