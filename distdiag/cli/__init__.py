@@ -19,6 +19,7 @@ _COMMANDS: Final = {
     "analyze": "analyze",
     "check": "check",
     "demo": "demo",
+    "diagnose": "diagnose",
     "dump": "dump",
     "explain": "explain",
     "lint": "lint",

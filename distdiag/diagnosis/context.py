@@ -108,7 +108,9 @@ class _Reader:
             self._warnings.append(f"`{name}` is not an object, and was not used")
         return {}
 
-    def _note_unknown(self, where: str, given: Mapping[str, object], known: tuple[str, ...]) -> None:
+    def _note_unknown(
+        self, where: str, given: Mapping[str, object], known: tuple[str, ...]
+    ) -> None:
         for key in given:
             if key not in known:
                 name = f"{where}.{key}" if where else key

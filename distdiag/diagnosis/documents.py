@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -139,8 +139,3 @@ def short_of(text: str, length: int = 240) -> str:
     """Return a line as a quotation: stripped, in one piece, and not too long."""
     text = " ".join(text.split())
     return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-def named(documents: Sequence[Document], path: Path) -> Document | None:
-    """Return the document that lies at a path."""
-    return next((document for document in documents if document.path == path), None)

@@ -212,9 +212,7 @@ def is_optimizer_class(code: Code, call: ast.Call) -> bool:
     return any(word in last for word in _OPTIMIZERS) and "config" not in last
 
 
-def batch_loop(
-    code: Code, node: ast.AST
-) -> ast.For | ast.AsyncFor | ast.While | None:
+def batch_loop(code: Code, node: ast.AST) -> ast.For | ast.AsyncFor | ast.While | None:
     """Return the innermost loop around a node within its function."""
     loops = code.loops(node)
     return loops[0] if loops else None
@@ -225,3 +223,116 @@ def positional(call: ast.Call, place: int, name: str) -> ast.expr | None:
     if place < len(call.args) and not isinstance(call.args[place], ast.Starred):
         return call.args[place]
     return keyword(call, name)
+
+
+# What names hold, and what models give.
+
+_RESHAPING: Final = frozenset(
+    [
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "contiguous",
+        "float",
+        "squeeze",
+        "unsqueeze",
+        "flatten",
+        "to",
+        "cuda",
+        "cpu",
+        "half",
+        "bfloat16",
+        "double",
+        "compile",
+        "DataParallel",
+        "DistributedDataParallel",
+        "DDP",
+        "FSDP",
+        "prepare",
+        "train",
+    ]
+)
+_WRAPPERS: Final = frozenset(
+    [
+        "compile",
+        "DataParallel",
+        "DistributedDataParallel",
+        "DDP",
+        "FSDP",
+        "FullyShardedDataParallel",
+        "prepare",
+        "prepare_model",
+    ]
+)
+
+
+def last_value(code: Code, name: ast.Name) -> ast.expr | None:
+    """Return the value that a name was given last before it is used, None where that may vary."""
+    scope = code.scope(name)
+    outer = set(code.around(name))
+    before = [
+        node
+        for node in all_nodes(scope)
+        if isinstance(node, ast.Name)
+        and node.id == name.id
+        and isinstance(node.ctx, ast.Store)
+        and (node.lineno, node.col_offset) < (name.lineno, name.col_offset)
+        and code.scope(node) is scope
+        and code.parents.get(node) not in outer  # x = f(x): the value before
+    ]
+    if not before:
+        return None
+    last = max(before, key=lambda node: (node.lineno, node.col_offset))
+    statement = code.parents.get(last)
+    holder = code.parents.get(statement) if statement is not None else None
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or holder not in outer | {scope}:
+        return None
+    return statement.value
+
+
+def stripped(expr: ast.expr) -> ast.expr:
+    """Return what is reshaped, moved, indexed or wrapped by an expression."""
+    while True:
+        if isinstance(expr, ast.Subscript):
+            expr = expr.value
+        elif isinstance(expr, ast.Call) and tail(expr) in _WRAPPERS and expr.args:
+            expr = expr.args[0]
+        elif (
+            isinstance(expr, ast.Call)
+            and tail(expr) in _RESHAPING
+            and isinstance(expr.func, ast.Attribute)
+        ):
+            expr = expr.func.value
+        else:
+            return expr
+
+
+def origin(code: Code, expr: ast.expr) -> ast.expr:
+    """Follow names and reshaping to the expression that a value comes from."""
+    for _ in range(20):
+        inner = stripped(expr)
+        value: ast.expr | None = None
+        if isinstance(inner, ast.Name):
+            value = last_value(code, inner)
+        if value is None:
+            return inner
+        expr = value
+    return expr
+
+
+def block_of(code: Code, statement: ast.AST) -> list[ast.stmt]:
+    """Return the statements among which one stands."""
+    parent = code.parents.get(statement)
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(parent, name, None)
+        if isinstance(block, list) and statement in block:
+            return block
+    return []
+
+
+def statement_of(code: Code, node: ast.AST) -> ast.stmt | None:
+    """Return the statement that a node is a part of."""
+    if isinstance(node, ast.stmt):
+        return node
+    return next((outer for outer in code.around(node) if isinstance(outer, ast.stmt)), None)

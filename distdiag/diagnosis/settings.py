@@ -226,7 +226,9 @@ def of_module(document: Document, module: Module) -> Iterator[Setting]:
             value = constant(expr)
             if role is not None and value is not None:
                 line = getattr(expr, "lineno", 0)
-                shown = module.lines[line - 1] if 0 < line <= len(module.lines) else f"{name}={value}"
+                shown = (
+                    module.lines[line - 1] if 0 < line <= len(module.lines) else f"{name}={value}"
+                )
                 yield Setting(role, name, value, _evidence(document, line, shown, value), holder)
 
 
