@@ -1,4 +1,4 @@
-"""Work on what strangers wrote, in a process that may hang or die without harm, until a deadline."""
+"""Work on what strangers wrote in a process that may hang or die, until a deadline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Final
 
 MOST_MEMORY: Final = 8 << 30
 """So much address space may the process take, in bytes, as those of `distdiag analyze`."""
@@ -70,17 +70,18 @@ class _Child:
         self._process.start()
         sender.close()
 
-    def answer(self, deadline_s: float) -> Any:
-        """Return what the next step gives, `Failed` where the child died, `_TimeUp` if too late."""
+    def answer(self, deadline_s: float) -> object:
+        """Return what the next step gives, `Failed` if the child died, `_TimeUp` if too late."""
         if not self._receiver.poll(max(0.0, deadline_s - time.monotonic())):
             return _TimeUp()
         try:
-            return self._receiver.recv()
+            answer: object = self._receiver.recv()
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode or 0
             died = f"signal {-code}" if code < 0 else f"status {code}"
             return Failed(f"it took too much memory, or failed (its process ended with {died})")
+        return answer
 
     def end(self) -> None:
         """End the child and all that it started."""

@@ -22,6 +22,7 @@ MOST_BYTES: Final = 64 << 20
 MOST_ITEMS: Final = 2_000
 """So many items of one artifact are taken."""
 
+_NOT_FINITE: Final = ("nan", "inf", "infinity")
 _TIME: Final = re.compile(r"\s*([\d.]{1,20})\s*([a-z]*)\s*$")
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 _UNIT_WORDS: Final = {
@@ -123,7 +124,8 @@ class _Reader:
             given = list(_split(artifact, artifacts.get(artifact)))
             if len(given) > MOST_ITEMS:
                 self._warnings.append(
-                    f"`artifacts.{artifact}` has {len(given)} items: the first {MOST_ITEMS} were used"
+                    f"`artifacts.{artifact}` has {len(given)} items: the first {MOST_ITEMS} were "
+                    "used"
                 )
             yield from given[:MOST_ITEMS]
 
@@ -173,8 +175,10 @@ def _split(artifact: str, value: object) -> Iterator[Item]:
 
 
 def _is_data(artifact: str, values: list[object]) -> bool:
-    """Whether a list is a curve or rows of one, and no list of paths."""
-    return artifact == "loss_curves" and not any(isinstance(value, str) for value in values)
+    """Whether a list is a curve or rows of one, and no list of paths; JSON writes NaN as a text."""
+    return artifact == "loss_curves" and not any(
+        isinstance(value, str) and value.lower().lstrip("+-") not in _NOT_FINITE for value in values
+    )
 
 
 def _has_texts(value: dict[object, object]) -> bool:

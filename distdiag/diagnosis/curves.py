@@ -22,8 +22,10 @@ from distdiag.metrics.series import Curves, Series
 _STEPS: Final = ("step", "steps", "iteration", "iterations", "iter", "epoch", "epochs", "x")
 _VALUES: Final = ("value", "values", "y", "loss")
 _ROLES: Final = {
-    "loss": r"loss|train|training|(?:train(?:ing)?[/_. ])?(?:lm[ _])?(?:total[_ ])?loss|train_losses",
-    "val_loss": r"val|validation|eval|valid|test|(?:val|valid|validation|eval|test)[/_. ]loss(?:es)?",
+    "loss": r"loss|train|training|train_losses"
+    r"|(?:train(?:ing)?[/_. ])?(?:lm[ _])?(?:total[_ ])?loss",
+    "val_loss": r"val|validation|eval|valid|test"
+    r"|(?:val|valid|validation|eval|test)[/_. ]loss(?:es)?",
     "grad_norm": r"(?:train[/_.])?(?:grad|gradient|gradients)[ _]norms?",
     "lr": r"(?:train[/_.])?(?:lr|learning[ _]rate)s?",
     "loss_scale": r"(?:loss|grad)[ _]scale",
@@ -140,7 +142,7 @@ def _problems(documents: Documents, inline: Sequence[Curves]) -> Iterable[str]:
 
 
 def curves_of(item: Item) -> list[Curves]:
-    """Return the curves of a value: numbers, rows, or lists by name; one `Curves` for each table."""
+    """Return the curves of a value: numbers, rows, or lists by name."""
     if isinstance(item.value, list):
         tables = [_of_list(item.value)]
     elif isinstance(item.value, dict):

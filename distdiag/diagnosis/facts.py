@@ -23,14 +23,14 @@ WORDS: Final = {
     "nan": rf"{_NOT}\b(?:nan|nans|inf|infinity|infinite|not finite|non-finite)\b",
     "diverges": rf"{_NOT}\b(?:diverge[sd]?|diverging|divergence|blows? up|blew up|explod\w{{1,5}}"
     r"|explosion|loss (?:spikes?|goes up|increases|rises|shoots up|jumps))\b",
-    "stuck": r"\b(?:plateaus?|plateaued|stuck|does(?:n't| not) (?:learn|decrease|improve|go down|move|drop"
-    r"|change)|not (?:learning|decreasing|improving|changing)|flat|constant|never (?:improves|"
-    r"decreases|changes|drops)|no learning)\b",
+    "stuck": r"\b(?:plateaus?|plateaued|stuck|flat|constant|no learning"
+    r"|does(?:n't| not) (?:learn|decrease|improve|go down|move|drop|change)"
+    r"|not (?:learning|decreasing|improving|changing)"
+    r"|never (?:improves|decreases|changes|drops))\b",
     "collapse": rf"{_NOT}\b(?:collaps\w{{1,4}}|same (?:token|word|output|class|answer)|one token|"
     r"single token|repeats?|repeating|repetitive|degenerate)\b",
-    "overfits": rf"{_NOT}\b(?:overfit\w{{0,4}}|(?:val|validation|eval) loss (?:rises|increases|goes up"
-    r"|grows))\b",
-    "worse": r"\b(?:worse|poor|bad|low|lower|noisy|unstable|inconsistent|random)\b",
+    "overfits": rf"{_NOT}\b(?:overfit\w{{0,4}}"
+    r"|(?:val|validation|eval) loss (?:rises|increases|goes up|grows))\b",
 }
 """What people write of a run, by what they mean."""
 

@@ -136,10 +136,9 @@ def _shown(line: str) -> str:
 
 def files_below(folder: Path, ending: str = "") -> Iterator[Path]:
     """Yield the files of a folder with such an ending, in order; hidden folders are left out."""
-    num_files = num_folders = 0
-    for where, folders, files in os.walk(folder):
+    num_files = 0
+    for num_folders, (where, folders, files) in enumerate(os.walk(folder), 1):
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")))
-        num_folders += 1
         for name in sorted(files):
             if name.endswith(ending):
                 num_files += 1

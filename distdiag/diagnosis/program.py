@@ -227,43 +227,33 @@ def positional(call: ast.Call, place: int, name: str) -> ast.expr | None:
 
 # What names hold, and what models give.
 
-_RESHAPING: Final = frozenset(
-    [
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "contiguous",
-        "float",
-        "squeeze",
-        "unsqueeze",
-        "flatten",
-        "to",
-        "cuda",
-        "cpu",
-        "half",
-        "bfloat16",
-        "double",
-        "compile",
-        "DataParallel",
-        "DistributedDataParallel",
-        "DDP",
-        "FSDP",
-        "prepare",
-        "train",
-    ]
+_WRAPPERS: Final = (
+    "compile",
+    "DataParallel",
+    "DistributedDataParallel",
+    "DDP",
+    "FSDP",
+    "FullyShardedDataParallel",
+    "prepare",
+    "prepare_model",
 )
-_WRAPPERS: Final = frozenset(
-    [
-        "compile",
-        "DataParallel",
-        "DistributedDataParallel",
-        "DDP",
-        "FSDP",
-        "FullyShardedDataParallel",
-        "prepare",
-        "prepare_model",
-    ]
+_RESHAPING: Final = (
+    "view",
+    "reshape",
+    "transpose",
+    "permute",
+    "contiguous",
+    "float",
+    "squeeze",
+    "unsqueeze",
+    "flatten",
+    "to",
+    "cuda",
+    "cpu",
+    "half",
+    "bfloat16",
+    "double",
+    "train",
 )
 
 

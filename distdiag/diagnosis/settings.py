@@ -30,7 +30,8 @@ ROLES: Final = {
     "batch_size": "batch_size per_device_train_batch_size train_batch_size micro_batch_size"
     " train_micro_batch_size_per_gpu per_gpu_train_batch_size local_batch_size bs",
     "drop_last": "drop_last dataloader_drop_last",
-    "group_size": "num_generations group_size rollout_n num_samples_per_prompt n_samples_per_prompt",
+    "group_size": "num_generations group_size rollout_n num_samples_per_prompt"
+    " n_samples_per_prompt",
     "vocab": "vocab_size n_vocab padded_vocab_size vocabulary_size num_embeddings",
     "hidden": "hidden_size d_model n_embd embed_dim hidden_dim emb_dim embedding_dim dim",
     "layers": "num_hidden_layers n_layer num_layers n_layers",
@@ -75,7 +76,9 @@ class Setting:
 class Settings:
     """All settings of a context: those of the configuration go before those of the code."""
 
-    def __init__(self, documents: Iterable[Document], modules: Iterable[tuple[Document, Module]]):
+    def __init__(
+        self, documents: Iterable[Document], modules: Iterable[tuple[Document, Module]]
+    ) -> None:
         self.config = [each for document in documents for each in _of_document(document)]
         self.code = [each for document, module in modules for each in of_module(document, module)]
 

@@ -18,8 +18,8 @@ _DIVERGENCE: Final = Issue(
     id="divergence",
     title="training diverges",
     severity=Severity.ERROR,
-    fix="Go back to the last checkpoint before it, clip gradients (max_norm=1.0), divide the learning"
-    " rate by 2 to 10, and look at the batches of the step at which the gradient grew.",
+    fix="Go back to the last checkpoint before it, clip gradients (max_norm=1.0), divide the"
+    " learning rate by 2 to 10, and look at the batches of the step at which the gradient grew.",
     quick="clip gradients at 1.0 and lower the learning rate",
     wants=(_CONFIG, _CODE),
     explains=("not-finite", "spike"),
@@ -28,8 +28,9 @@ _EXPLOSION: Final = Issue(
     id="gradient-explosion",
     title="gradients explode",
     severity=Severity.ERROR,
-    fix="Clip gradients (torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)), lower the learning"
-    " rate or lengthen its warm-up; look at normalisation, initialisation, and recurrent parts.",
+    fix="Clip gradients (torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)), lower the"
+    " learning rate or lengthen its warm-up; look at normalisation, initialisation, and recurrent"
+    " parts.",
     quick="clip gradients at 1.0",
     wants=(_CONFIG, _CODE),
     explains=("divergence", "not-finite", "spike"),
@@ -67,7 +68,7 @@ _ISSUES: Final = {
         id="zero-gradient",
         title="gradients are exactly 0",
         severity=Severity.ERROR,
-        fix="Find where the graph is cut (detach, no_grad, argmax), or what is saturated or masked.",
+        fix="Find where the graph is cut (detach, no_grad, argmax), or what is saturated.",
         wants=(_CODE,),
         explains=("plateau",),
     ),
@@ -75,15 +76,16 @@ _ISSUES: Final = {
         id="plateau",
         title="the loss no longer falls",
         severity=Severity.WARNING,
-        fix="Compare the level to that of guessing by frequency; raise or lower the learning rate by"
-        " 3, and see whether a few samples can be learned by heart.",
+        fix="Compare the level to that of guessing by frequency; change the learning rate by 3, and"
+        " see whether a few samples can be learned by heart.",
         wants=(_CODE, _CONFIG),
     ),
     Kind.OVERFITTING: Issue(
         id="overfitting",
         title="the validation loss rises while the training loss falls",
         severity=Severity.WARNING,
-        fix="Keep the checkpoint of the minimum; stop there, or use more data, dropout or weight decay.",
+        fix="Keep the checkpoint of the minimum; stop there, or use more data, dropout or weight"
+        " decay.",
         quick="stop at the minimum of the validation loss",
         wants=(_CODE,),
     ),
@@ -106,7 +108,7 @@ _ISSUES: Final = {
         id="restart-loss",
         title="the loss jumps at a restart: something was not restored",
         severity=Severity.WARNING,
-        fix="Save and load weights, optimizer, schedule, scaler, sampler position and random states.",
+        fix="Save and load weights, optimizer, schedule, scaler, sampler and random states.",
         wants=(_CODE,),
     ),
     Kind.RESTART_RATE: Issue(
@@ -121,14 +123,15 @@ _ISSUES: Final = {
         id="ranks-part",
         title="ranks of one run log different curves",
         severity=Severity.WARNING,
-        fix="Run a few steps under distdiag check: it names the parameter or the batch that differs.",
+        fix="Run a few steps under distdiag check: it names the parameter or batch that differs.",
         wants=(_CODE,),
     ),
     Kind.ENTROPY_COLLAPSE: Issue(
         id="entropy-collapse",
         title="the entropy of the output falls to 0: the model always gives the same",
         severity=Severity.ERROR,
-        fix="Raise the entropy bonus or the KL penalty, lower the learning rate, and look at the reward.",
+        fix="Raise the entropy bonus or the KL penalty, lower the learning rate, and look at the"
+        " reward.",
         wants=(_CONFIG,),
     ),
     Kind.REWARD_COLLAPSE: Issue(
@@ -149,7 +152,7 @@ _ISSUES: Final = {
         id="slower",
         title="steps take longer and longer",
         severity=Severity.WARNING,
-        fix="Look for lists that grow, graphs that are kept (loss without item()), and slow storage.",
+        fix="Look for lists that grow, graphs that are kept (loss without item()), slow storage.",
         wants=(_CODE,),
     ),
 }

@@ -69,11 +69,10 @@ def _row(finding: Finding) -> KnownFault | None:
 
 def _line_of(facts: Facts, finding: Finding) -> Evidence | None:
     """Return the line of a log on which a finding rests."""
-    wanted = list(_texts(finding))
-    for document, number, line in facts.lines():
-        text = line.strip()
-        if any(each in text for each in wanted):
-            return spoken(document, number, line)
+    for text in _texts(finding):
+        for document, number, line in facts.lines():
+            if text in line:
+                return spoken(document, number, line)
     return None
 
 

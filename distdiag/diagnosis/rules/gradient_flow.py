@@ -51,7 +51,7 @@ FORCED_GRADIENT: Final = Issue(
 )
 LATE_LAYER: Final = Issue(
     id="layer-made-after-optimizer",
-    title="a layer is replaced after the optimizer was made: the optimizer holds the old parameters",
+    title="a layer is replaced after the optimizer was made, which holds the old parameters",
     severity=Severity.ERROR,
     fix="Change the model first, and make the optimizer of its final parameters.",
     quick="make the optimizer after the last change of the model",

@@ -109,7 +109,7 @@ def _ignored(program: Program) -> Iterator[tuple[int, Evidence]]:
         value = DEFAULT_IGNORED if given is None else constant(given)
         if not isinstance(value, int):
             return
-        found.append((value, code.evidence(call if made is None or given is None else call)))
+        found.append((value, code.evidence(call)))
     yield from found
 
 

@@ -178,7 +178,7 @@ def _activation(
 
 
 def _applies(program: Program, code: Code, call: ast.Call, wanted: frozenset[str]) -> bool:
-    """Whether a call is the activation: ``F.softmax(x)``, ``x.softmax(1)``, ``nn.Softmax(1)(x)``."""
+    """Whether a call is the activation: ``F.softmax(x)``, ``x.softmax(1)``, ``nn.Softmax()(x)``."""
     if tail(call) in wanted and not isinstance(call.func, ast.Name):
         full = code.module.full_name(call.func)
         held = receiver(call)
@@ -283,10 +283,13 @@ def mean_divided(facts: Facts) -> Iterator[Clue]:
             continue
         left = division.left
         value = _before(code, left) if isinstance(left, ast.Name) else left
-        if isinstance(value, ast.Call) and loss_kind(program, code, value) in MEAN:
-            if _reduction(program, value) is None:
-                yield Clue(MEAN_DIVIDED, SHOWN, (code.evidence(division), code.evidence(value)))
-                return
+        if (
+            isinstance(value, ast.Call)
+            and loss_kind(program, code, value) in MEAN
+            and _reduction(program, value) is None
+        ):
+            yield Clue(MEAN_DIVIDED, SHOWN, (code.evidence(division), code.evidence(value)))
+            return
 
 
 def _before(code: Code, name: ast.Name) -> ast.expr | None:

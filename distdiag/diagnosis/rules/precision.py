@@ -56,11 +56,11 @@ SCALE_COLLAPSE: Final = Issue(
 )
 LOST_UPDATES: Final = Issue(
     id="updates-lost-in-bfloat16",
-    title="weights are kept in bfloat16, and updates are too small for it: it has 8 bits, so what is"
-    " below 0.4 % of a weight is rounded away",
+    title="weights are kept in bfloat16, and updates are too small for it: it has 8 bits, so what"
+    " is below 0.4 % of a weight is rounded away",
     severity=Severity.WARNING,
-    fix="Keep the weights in float32 (autocast for the arithmetic), or use an optimizer with float32"
-    " copies or stochastic rounding.",
+    fix="Keep the weights in float32 (autocast for the arithmetic), or use an optimizer with"
+    " float32 copies or stochastic rounding.",
     quick="keep float32 weights",
     wants=(("loss_curves", "whether the loss stands still"),),
     explains=("plateau", "stuck"),

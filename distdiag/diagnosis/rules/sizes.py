@@ -33,8 +33,8 @@ ONE_TOKEN: Final = Issue(
     id="one-token-output",
     title="the model writes one token again and again",
     severity=Severity.WARNING,
-    fix="Look at how the output is sampled, whether labels are shifted once, and whether the loss is"
-    " below the entropy of single tokens.",
+    fix="Look at how the output is sampled, whether labels are shifted once, and whether the loss"
+    " is below the entropy of single tokens.",
     wants=(
         ("config", "vocabulary, width and depth: a model that is nearly all embedding does this"),
         ("model_code", "how labels and the causal mask are made"),
@@ -245,8 +245,7 @@ def vocabulary(facts: Facts) -> Iterator[Clue]:
                 "tokens are added to the tokenizer, and the embedding is not resized to hold them"
             )
             yield Clue(VOCABULARY, FITS, (code.evidence(call),), says)
-        for clue in _two_sizes(facts):
-            yield clue
+        yield from _two_sizes(facts)
         return
 
 
@@ -258,7 +257,7 @@ def _in_embedding(facts: Facts) -> bool:
 
 
 def _two_sizes(facts: Facts) -> Iterator[Clue]:
-    """Compare the vocabulary of the model to a size of the tokenizer that a log or setting names."""
+    """Compare the vocabulary of the model to a size that a log or another setting names."""
     vocab = facts.settings.smallest("vocab")
     if vocab is None:
         return

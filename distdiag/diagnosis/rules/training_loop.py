@@ -106,14 +106,22 @@ def kept_gradients(facts: Facts) -> Iterator[Clue]:
         if not _steps_optimizer(code, call):
             continue
         loop = batch_loop(code, call)
-        if loop is None:
-            unit, missing = code.scope(call), "zero_grad" not in program.tails
-        else:
-            unit, missing = loop, True
-        called = program.reach(unit)
-        if missing and "backward" in called and not called & _CLEARING and not _zeroes(unit):
+        units = [loop] if loop is not None else _loops_that_call(program, code.scope(call))
+        if units and all(_keeps(program, unit) for unit in units):
             yield Clue(KEPT_GRADIENTS, SHOWN, (code.evidence(call),))
             return
+
+
+def _keeps(program: Program, loop: ast.AST) -> bool:
+    called = program.reach(loop)
+    return "backward" in called and not called & _CLEARING and not _zeroes(loop)
+
+
+def _loops_that_call(program: Program, function: ast.AST) -> list[ast.AST]:
+    """Return the loops in which a function of the program is called."""
+    name = getattr(function, "name", "")
+    sites = [(code, batch_loop(code, call)) for code, call in program.calls(name) if name]
+    return [loop for _, loop in sites if loop is not None]
 
 
 def _zeroes(unit: ast.AST) -> bool:
@@ -208,7 +216,7 @@ def _hands_on(loop: ast.AST) -> bool:
 
 
 def validation_mode(facts: Facts) -> Iterator[Clue]:
-    """Find validation loops in a program with dropout or batch statistics that never asks for eval."""
+    """Find validation in a program with dropout or batch statistics that never asks for eval."""
     program = facts.program
     if "eval" in program.tails or re.search(r"\.train\((?:mode\s?=\s?)?false\)", program.text):
         return
