@@ -14,7 +14,17 @@ from distdiag.dumps.log_prefixes import Prefixes, Speaker, ranks_of_labels, time
 from distdiag.dumps.log_text import joined, plain
 from distdiag.dumps.reading import Dump
 
-__all__ = ["ESCAPES", "LONGEST_LINE", "Line", "Log", "Speaker", "Stream", "lines_with", "open_log", "streams"]
+__all__ = [
+    "ESCAPES",
+    "LONGEST_LINE",
+    "Line",
+    "Log",
+    "Speaker",
+    "Stream",
+    "lines_with",
+    "open_log",
+    "streams",
+]
 
 LONGEST_LINE: Final = 1 << 16
 """So many bytes of a line are read."""

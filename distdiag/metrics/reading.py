@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from distdiag.metrics.readers.files import files_below
+from distdiag.metrics.readers.files import (
+    MOST_FILES,
+    TooManyFilesError,
+    files_below,
+    is_named_so,
+)
 from distdiag.metrics.readers.formats import curves_of
+from distdiag.metrics.readers.joining import joined
 from distdiag.metrics.series import Curves
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What could not be read: the file, the line (0 if it is none), and one sentence that says why."""
+    """What could not be read: the file, the line (0 if none), and one sentence that says why."""
 
     path: Path
     line: int
@@ -41,14 +47,28 @@ def read(paths: Iterable[str | Path]) -> Reading:
     """
     problems: list[Problem] = []
     curves: list[Curves] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         is_folder = path.is_dir()
-        for file in files_below(path) if is_folder else [path]:
+        for file in _files(path, problems) if is_folder else [path]:
             found = curves_of(file)
             curves += found.curves
-            if found.curves or not is_folder:
-                problems += [Problem(file, line, why) for line, why in found.remarks]
-                if not found.curves and not found.remarks:
-                    problems.append(Problem(file, 0, "holds no curve in a format that is known"))
-    files = dict.fromkeys(each.source for each in curves)
-    return Reading(tuple(curves), tuple(problems), tuple(files))
+            if found.curves:
+                files.append(file)
+            elif is_folder and not is_named_so(file):
+                continue  # a folder holds much that is no log
+            elif not found.remarks:
+                found.say("holds no curve in a format that is known")
+            problems += [Problem(file, line, why) for line, why in found.remarks]
+    return Reading(joined(curves), tuple(problems), tuple(dict.fromkeys(files)))
+
+
+def _files(folder: Path, problems: list[Problem]) -> Iterator[Path]:
+    try:
+        yield from files_below(folder)
+    except TooManyFilesError:
+        problems.append(
+            Problem(folder, 0, f"holds more than {MOST_FILES:,} files: the rest is not read")
+        )
+    except OSError as error:
+        problems.append(Problem(folder, 0, f"cannot be listed: {error.strerror}"))

@@ -26,8 +26,8 @@ LARGE: Final = 0.3
 """A loss that ends 30 % above its lowest level: cyclic learning rates move losses by up to 20 %."""
 MANY_TIMES: Final = 2.0
 HUGE: Final = 10.0
-"""A loss that never fell, or need not fall, is told if it ends so many times above its lowest level:
-the loss of a generator rises from 0.7 to some units while both networks learn."""
+"""A loss that never fell is told if it ends so many times above its start: in games of two networks
+that name no such thing the loss of one rises from 0.7 to some units while both learn."""
 FIRST: Final = 10
 """Before so many values there is no trend."""
 TURN_OF_RATE: Final = 1.5
@@ -75,10 +75,6 @@ def look(run: Run) -> Iterator[Observation]:
         yield from _explosion(track)
 
 
-def _weight(severity: Severity) -> int:
-    return severity.weight
-
-
 def has_trend(track: Track) -> bool:
     """Tell whether the loss of correct training falls: not of games, not of agents."""
     words = "".join(c if c.isalnum() else " " for c in track.series.name.lower()).split()
@@ -89,8 +85,8 @@ def _divergence(track: Track, rise: Rise) -> Iterator[Observation]:
     severity = at_most_note(track, _severity(track, rise))
     has_fallen = rise.drop > 0 and rise.begin >= FIRST and has_trend(track)
     if rise.size < MANY_SIGMAS * rise.sigma or not has_fallen:
-        is_huge = rise.size > HUGE * abs(rise.level)
-        severity = min(severity, Severity.WARNING, key=_weight) if is_huge else Severity.INFO
+        is_huge = has_trend(track) and rise.end > HUGE * (rise.level + max(rise.drop, 0.0))
+        severity = Severity.WARNING if is_huge and rise.level > 0 else Severity.INFO
     if severity is Severity.INFO and rise.size < 0.1 * abs(rise.level):
         return
     begin = float(track.steps[rise.begin])

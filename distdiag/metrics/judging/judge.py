@@ -6,17 +6,40 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from distdiag.events.ranks import RankSet
 from distdiag.metrics.joining import Run, join
-from distdiag.metrics.judging import divergence, nonfinite, spikes
+from distdiag.metrics.judging import (
+    collapse,
+    divergence,
+    gradients,
+    nonfinite,
+    plateaus,
+    ranks,
+    rates,
+    restarts,
+    scales,
+    speed,
+    spikes,
+    validation,
+)
 from distdiag.metrics.judging.observation import Judgement, Observation
 from distdiag.metrics.series import Curves
 
 JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (
     nonfinite.look,
-    spikes.look,
     divergence.look,
+    spikes.look,
+    gradients.look,
+    plateaus.look,
+    rates.look,
+    scales.look,
+    validation.look,
+    speed.look,
+    collapse.look,
+    ranks.look,
+    restarts.look,
 )
 """Each looks at one run, and says what it sees."""
 
@@ -28,7 +51,9 @@ def judge(curves: Iterable[Curves]) -> Judgement:
 
 def judge_runs(runs: Iterable[Run]) -> Judgement:
     """Say what runs tell that are joined already."""
-    seen = [each for run in runs for look in JUDGES for each in look(run)]
+    # Values near the largest float64 overflow in differences; infinities compare as they should.
+    with np.errstate(all="ignore"):
+        seen = [each for run in runs for look in JUDGES for each in look(run)]
     order = sorted(
         _merged(seen), key=lambda each: (-each.severity.weight, each.run, each.step or 0.0)
     )

@@ -46,8 +46,8 @@ def noise_of(values: Floats) -> float:
     The second difference of independent noise has 6 times its variance. Rounding alone gives no
     smaller noise than that of a uniform distribution over the last digit.
     """
-    floor = quantum(values) / np.sqrt(12.0)
-    return max(mad_sigma(np.diff(values, n=2)) / np.sqrt(6.0), float(floor))
+    floor = quantum(values) / math.sqrt(12.0)
+    return max(mad_sigma(np.diff(values, n=2)) / math.sqrt(6.0), floor)
 
 
 def running_median(values: Floats, half: int = HALF_WINDOW) -> Floats:

@@ -33,9 +33,9 @@ FEWEST: Final = 30
 SIGMAS: Final = 8.0
 """Normal noise reaches this once in 10 ** 15 values."""
 CHANCE: Final = 1e-3
-SURE_CHANCE: Final = 1e-7
-"""With ten series in a run, chance gives a note to one in 100 runs. A warning asks for more, for the
-shape of a tail is known badly: 3,600 healthy curves (tests/metrics/judging) have none at 1e-7."""
+SURE_CHANCE: Final = 1e-8
+"""With ten series in a run, chance gives a note to one in 100 runs. A warning asks for more, for
+the shape of a tail is known badly: healthy curves at random (tests/metrics/judging) have none."""
 MOST: Final = 50
 MOST_SHARE: Final = 0.02
 """What happens at more than one value in 50 is how the series is."""
@@ -50,6 +50,8 @@ WARMUP: Final = 10
 LARGE: Final = {"loss": 1.4, "val_loss": 1.4, "grad_norm": 10.0}
 """So many times its level makes a spike a warning. Gradient norms of runs that train well reach
 some times their median; a loss that rises by 40 % undoes many steps."""
+ALONE: Final = 3.0
+"""A single value of a loss is more than one odd batch from three times its level on."""
 WORTH_A_NOTE: Final = {"loss": 1.1, "val_loss": 1.1, "grad_norm": 3.0}
 """What is smaller than so many times its level changes nothing in a run, however rare it is."""
 SHOWN: Final = 5
@@ -164,13 +166,17 @@ def _observation(track: Track, spike: Spike, number: int) -> Observation:
     if len(points) > 1:
         text += f". The gradient norm was {points[1].value} at step {spell_step(points[1].step)}"
     steps_of = (float(steps[spike.peak]), back)
-    severity = at_most_note(track, _severity(track, spike))
+    severity = at_most_note(track, _severity(track, spike, is_felt=len(points) > 1))
     return observe(track, Kind.SPIKE, severity, (text, LOOK), tuple(points), steps_of)
 
 
-def _severity(track: Track, spike: Spike) -> Severity:
+def _severity(track: Track, spike: Spike, *, is_felt: bool) -> Severity:
+    """Judge a spike: one value of a loss, and no gradient to it, is one odd batch."""
     if track.role != "grad_norm" and beside(track, "reward") is not None:
         return Severity.INFO  # such losses have no level: their sign changes
+    lasts = spike.end - spike.peak > 1 or is_felt or spike.times(track) > ALONE
+    if track.role != "grad_norm" and not lasts:
+        return Severity.INFO
     is_large = LARGE[track.role] < spike.times(track) < np.inf
     return Severity.WARNING if is_large and spike.chance < SURE_CHANCE else Severity.INFO
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final
@@ -35,12 +35,15 @@ BANNERS: Final = (
     b"restarting worker group",
 )
 
+Say = Callable[[str, int], None]
+
 
 class Console:
     """The lines of one text."""
 
-    def __init__(self, formats: Sequence[LineFormat], collector: Collector) -> None:
-        """Read lines into the collector."""
+    def __init__(self, formats: Sequence[LineFormat], collector: Collector, say: Say) -> None:
+        """Read lines into the collector; `say` gets what is wrong with a line, and its number."""
+        self._say = say
         self._formats = formats
         self._collector = collector
         self._is_wrapped: bool | None = None
@@ -84,6 +87,9 @@ class Console:
                 continue
             text = text or line.decode("utf-8", "replace")
             parsed = each.read(text)
+            if parsed is not None and parsed.why:
+                self._say(parsed.why, number)
+                return True
             if parsed is not None:
                 self._add(each.name, parsed, text[: parsed.start], number)
                 return True
@@ -108,7 +114,6 @@ class Console:
         """Read the lines that belong to the one before; return where the next one begins."""
         assert self._open is not None
         follow, head, speaker, name = self._open
-        number += data.count(b"\n", 0, place) if place == 0 else 0
         for match in _LINE.finditer(data, place):
             line = match[0][:LONGEST_LINE]
             values = follow(line.decode("utf-8", "replace"))
@@ -131,7 +136,7 @@ _LINE: Final = re.compile(rb"[^\r\n]+")
 
 
 def _record(
-    parsed: Parsed, number: int, time: float, values: dict[str, float] | None = None
+    parsed: Parsed, number: int, time: float, values: Mapping[str, float] | None = None
 ) -> Record:
     return Record(
         parsed.values if values is None else values,
@@ -140,6 +145,7 @@ def _record(
         parsed.epoch,
         parsed.per_epoch,
         time,
+        parsed.is_weak,
     )
 
 

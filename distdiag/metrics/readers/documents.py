@@ -44,7 +44,10 @@ def _read_records(name: str, records: Sequence[object], collector: Collector) ->
         parsed = parsed_mapping(record) if isinstance(record, dict) else None
         if parsed is not None:
             step, epoch = parsed.step, parsed.epoch
-            collector.add(name, Record(parsed.values, step, 0, epoch, time=parsed.time))
+            collector.add(
+                name,
+                Record(parsed.values, step, 0, epoch, time=parsed.time, is_weak=parsed.is_weak),
+            )
     if not collector and len(records) > 1:
         _add_values("values", records, None, collector)
 

@@ -12,6 +12,7 @@ from distdiag.dumps.bystanders import is_skipped_folder, kind_by_name
 
 MOST_FILES: Final = 100_000
 _DEEPEST: Final = 32
+_EVENTS: Final = "tfevents"
 _TABLES: Final = (".tsv",)
 # Files in the folders of runs that hold settings, weights or results, and no curve.
 _NO_CURVES: Final = frozenset(
@@ -79,12 +80,17 @@ def may_hold_curves(path: Path) -> bool:
     name = path.name.lower()
     if name in _NO_CURVES or name.startswith("."):
         return False
-    if kind_by_name(name) and "tfevents" not in name and not name.endswith(_TABLES):
+    if kind_by_name(name) and _EVENTS not in name and not name.endswith(_TABLES):
         return False
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
+
+
+def is_named_so(path: Path) -> bool:
+    """Whether the name says that a file of a folder holds curves, so that it is missed if not."""
+    return _EVENTS in path.name or path.name == "trainer_state.json" or path.suffix == ".wandb"
 
 
 def _in_order(name: str) -> tuple[str, int, str]:

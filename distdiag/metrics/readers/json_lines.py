@@ -20,7 +20,8 @@ STEPS: Final = (
     *("num_updates", "train_num_updates", "update", "num_steps", "train_step", "global_steps"),
     *("training_step", "optimizer_step", "batch", "batch_idx", "_step", "step_num", "itr"),
 )
-_EPOCHS: Final = ("epoch", "train/epoch", "epochs", "train_epoch", "current_epoch")
+_WEAK: Final = "_step"
+_EPOCHS: Final = ("epoch", "train/epoch", "train_epoch", "current_epoch")
 _TIMES: Final = ("_timestamp", "timestamp", "wall_time", "time", "ts", "created", "datetime")
 _LEAST_TIME: Final = 1e9
 """In seconds since 1970: September 2001. What is less is a duration."""
@@ -28,7 +29,7 @@ _LEAST_TIME: Final = 1e9
 _NO_CURVES: Final = frozenset(
     {"lineno", "levelno", "pid", "process", "thread", "process_id", "thread_id", "port", "version"}
     | {"total_steps", "max_steps", "percentage", "msecs", "relativecreated", "_runtime", "seed"}
-    | {"rank", "global_rank", "local_rank", "world_size", "node_rank"}
+    | {_WEAK, "rank", "global_rank", "local_rank", "world_size", "node_rank"}
 )
 
 
@@ -36,11 +37,11 @@ def parsed_mapping(found: Mapping[str, Any], start: int = 0) -> Parsed | None:
     """Return what a mapping says, None if it holds no number beside the counters."""
     flat = dict(_flat(found, "", _DEEPEST))
     by_plain = {name.lower(): name for name in flat}
-    step, epoch, time = None, None, 0.0
+    step, epoch, time, counter = None, None, 0.0, ""
     for names in (STEPS, _EPOCHS):
         name = next((by_plain[name] for name in names if name in by_plain), None)
         if name is not None and names is STEPS:
-            step = flat.pop(name)
+            step, counter = flat.pop(name), name.lower()
         elif name is not None:
             epoch = flat[name]
     for name in _TIMES:
@@ -62,6 +63,7 @@ def parsed_mapping(found: Mapping[str, Any], start: int = 0) -> Parsed | None:
         epoch,
         time=time,
         rank=int(rank) if rank is not None and is_rank else None,
+        is_weak=counter == _WEAK,
     )
 
 
@@ -107,12 +109,17 @@ def decoded(text: str | bytes) -> object:
         return None
 
 
+_CUT: Final = "this line is no whole JSON, and was passed over"
+
+
 def _read(line: str) -> Parsed | None:
     start = line.find('{"')
     end = line.rfind("}") + 1
     if end <= start:
-        return None
+        return Parsed({}, why=_CUT) if start == 0 else None
     found = decoded(line[start:end])
+    if found is None and start == 0:
+        return Parsed({}, why=_CUT)
     return parsed_mapping(found, start) if isinstance(found, dict) else None
 
 

@@ -15,6 +15,7 @@ class Parsed:
     `start` is where the text of the program begins: what stands before it tells who wrote it.
     The other fields are those of a `Record`. `follow` reads the lines after it, up to the one for
     which it returns None. `is_repeated`: a bar of progress draws the same values again and again.
+    `why` is what is wrong with a line that is no point of a curve for that reason.
     """
 
     values: Mapping[str, float]
@@ -26,6 +27,8 @@ class Parsed:
     rank: int | None = None
     follow: Follow | None = None
     is_repeated: bool = False
+    is_weak: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

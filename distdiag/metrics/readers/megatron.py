@@ -41,7 +41,7 @@ MEGATRON: Final = LineFormat(
 
 # ``Training epoch 0, iteration 5/99 | lr: 1e-05 | global_step: 5 | reduced_train_loss: 3.2``
 _NEMO: Final = re.compile(
-    r"\b(Training|Validation|Testing) epoch (\d{1,9}+), iteration (\d{1,12}+)/(?:\d{1,12}+|inf|None)"
+    r"\b(Training|Validation|Testing) epoch (\d{1,9}+), iteration (\d{1,12}+)/(?:\d|inf|None)"
 )
 
 

@@ -88,7 +88,8 @@ def fields(text: str, between: str, sign: str = ":") -> Iterator[tuple[str, floa
 
 
 _PAIR: Final = re.compile(
-    rf"([A-Za-z_][\w/.@%()-]{{0,100}}+) ?[:=] {{0,12}}+({NUMBER})({UNIT})?+(?![\w:]|\.\d)"
+    rf"(?<![\w/.@%()-])([A-Za-z_][\w/.@%()-]{{0,100}}+) ?[:=] {{0,12}}+"
+    rf"({NUMBER})({UNIT})?+(?![\w:]|\.\d)"
 )
 
 

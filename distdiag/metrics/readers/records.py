@@ -31,6 +31,7 @@ class Record:
 
     `step` is None where it names none; `per_epoch` is the number of steps in an epoch, where
     `step` counts within `epoch`. `time` is in seconds since 1970, 0 where it is not told.
+    `is_weak`: the step counts calls of a logger; the trainer's own counts where it is told.
     """
 
     values: Mapping[str, float]
@@ -39,6 +40,7 @@ class Record:
     epoch: float | None = None
     per_epoch: float | None = None
     time: float = 0.0
+    is_weak: bool = False
 
 
 class _Points:
@@ -96,6 +98,7 @@ class _Run:
         self.attempts = [_Attempt()]
         self.num_records = 0
         self.is_new = False
+        self._has_strong = False
         self._last_step: float | None = None
         self._counts: dict[str, int] = {}
         self._epoch: float | None = None
@@ -128,6 +131,9 @@ class _Run:
     def _named_step(self, record: Record) -> float | None:
         """Return the step since the beginning of the run, where the record names one."""
         step, epoch = record.step, record.epoch
+        if record.is_weak and self._has_strong:
+            return None
+        self._has_strong |= step is not None and not record.is_weak
         if step is None:
             return epoch if self._raw is None else None
         if epoch is None:
@@ -238,34 +244,45 @@ class Collector:
                     name: points.series(name, is_sorted=is_interleaved)
                     for name, points in attempt.points.items()
                 }
-                series = with_step_time(series)
-                yield Curves(self.source, format_name, series, roles_of(series), rank, number)
+                timed = with_step_time(series)
+                yield Curves(self.source, format_name, timed, roles_of(timed), rank, number)
 
     def _by_rank(self) -> Iterator[tuple[int | None, _Run]]:
         """Yield the runs with the ranks that their speakers have."""
         if _are_counters(self._runs):
             yield None, _joined(list(self._runs.values()))
             return
-        of_labels = ranks_of_labels(self._runs)
-        has_rank = any(speaker.rank is not None for speaker in self._runs)
-        groups: dict[int, list[_Run]] = {}
-        others: list[list[_Run]] = []
-        for speaker, run in self._runs.items():
-            rank = speaker.rank
-            if rank is None:
-                rank = of_labels.get(speaker.label) if has_rank else speaker.local_rank
-            if rank is None:
-                rank = of_labels.get(speaker.label)
-            if rank is not None:
-                groups.setdefault(rank, []).append(run)
-            elif fitting := [group for group in others if _is_apart(run, group)]:
-                fitting[0].append(run)
-            else:
-                others.append([run])
+        groups, others = _grouped(self._runs)
+        if len(groups) == 1:  # the one rank that logs also writes lines without its name
+            only = next(iter(groups.values()))
+            for group in [group for group in others if all(_is_apart(run, only) for run in group)]:
+                only.extend(group)
+                others.remove(group)
         for rank, runs in sorted(groups.items()):
             yield rank, _joined(runs)
         for runs in others:
             yield None, _joined(runs)
+
+
+def _grouped(runs: Mapping[Speaker, _Run]) -> tuple[dict[int, list[_Run]], list[list[_Run]]]:
+    """Return the runs by rank, and groups of those whose rank nothing tells."""
+    of_labels = ranks_of_labels(runs)
+    has_rank = any(speaker.rank is not None for speaker in runs)
+    groups: dict[int, list[_Run]] = {}
+    others: list[list[_Run]] = []
+    for speaker, run in runs.items():
+        rank = speaker.rank
+        if rank is None and not has_rank:
+            rank = speaker.local_rank
+        if rank is None:
+            rank = of_labels.get(speaker.label)
+        if rank is not None:
+            groups.setdefault(rank, []).append(run)
+        elif fitting := [group for group in others if _is_apart(run, group)]:
+            fitting[0].append(run)
+        else:
+            others.append([run])
+    return groups, others
 
 
 def _is_apart(run: _Run, group: Iterable[_Run]) -> bool:

@@ -30,7 +30,7 @@ _PATTERNS: Final[Mapping[str, tuple[str, ...]]] = {
         r"(?:validation|test)_(?:lm_loss|loss)(?:_value)?|lm_loss_value|val_total_loss",
         r"(?:val|eval|valid|test)[/_](?:[\w/]{1,60}[/_])?"
         r"(?:cross_?entropy_?loss|ce_loss|cross_?entropy|loss|nll_loss|box_loss)",
-        r"test_loss|metrics/eval/languagecrossentropy",
+        r"test_loss|metrics/(?!train)[\w/]{1,60}/language_?cross_?entropy",
     ),
     "grad_norm": (
         r"grad_norm|gradient_norm|gnorm|total_grad_norm|global_grad_norm",
@@ -46,7 +46,7 @@ _PATTERNS: Final[Mapping[str, tuple[str, ...]]] = {
     "step_time_s": (
         r"step_time_s",
         r"elapsed_time_per_iteration|train_step_timing(?:_in_s)?|iter_time",
-        r"time_metrics/end_to_end|step_time|time_per_step|time/batch|timing_s/step|dt|time|batch_time",
+        r"time_metrics/end_to_end|step_time|time_per_step|timing_s/step|dt|time|batch_time",
         r"(?:\w{1,30}/){0,2}(?:step|iteration|iter|batch)_?(?:time|duration)(?:_ms|_s|_seconds)?",
     ),
     "throughput": (
@@ -91,19 +91,26 @@ def plain_name(name: str) -> str:
 def roles_of(series: Mapping[str, Series]) -> dict[str, str]:
     """Return by role the name of the series that plays it; roles without one are left out.
 
-    Of several names that one pattern fits, the series with the most values is taken.
+    The surest name counts, unless its series is a summary: it has one value, or less
+    than a tenth of those of another one (transformers print `loss` at each step, and one
+    `train_loss` at the end). Of names that are as sure, the series with the most values is taken.
     """
     names = {name: plain_name(name) for name in series}
     found = {}
     for role, patterns in _COMPILED.items():
+        fitting: list[str] = []
         for pattern in patterns:
-            fitting = [
+            of_pattern = [
                 name
                 for name, plain in names.items()
                 if pattern.fullmatch(plain) and not (role == "loss" and _NOT_LOSS.search(plain))
             ]
-            if fitting:
-                found[role] = max(fitting, key=lambda name: len(series[name]))
+            if of_pattern:
+                fitting.append(max(of_pattern, key=lambda name: len(series[name])))
+        most = max((len(series[name]) for name in fitting), default=0)
+        for name in fitting:
+            if 10 * len(series[name]) >= most and (len(series[name]) > 1 or most == 1):
+                found[role] = name
                 break
     return found
 

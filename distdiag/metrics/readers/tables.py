@@ -45,9 +45,8 @@ def _is_table(header: Sequence[str], row: Sequence[str]) -> bool:
     return numbers > 0 and 2 * numbers >= len(filled)
 
 
-def read_table(blocks: Iterator[Block], separator: str, found: Found) -> Collector:
+def read_table(blocks: Iterator[Block], separator: str, collector: Collector, found: Found) -> None:
     """Read a table; a header that is repeated begins a new attempt."""
-    collector = Collector(found.source)
     rows = csv.reader(_lines(blocks), delimiter=separator)
     names: list[str] = []
     while True:
@@ -55,10 +54,10 @@ def read_table(blocks: Iterator[Block], separator: str, found: Found) -> Collect
         try:
             row = next(rows)
         except StopIteration:
-            return collector
+            return
         except csv.Error as error:
             found.say(f"this row is no row of a table, and the rest is not read: {error}", first)
-            return collector
+            return
         if not row or (len(row) == 1 and not row[0].strip()):
             continue
         if not names or _is_header(row, names):
@@ -79,7 +78,9 @@ def _add(collector: Collector, names: Sequence[str], row: Sequence[str], line: i
     cells = {name or "unnamed": value for name, value in zip(names, row, strict=True) if value}
     parsed = parsed_mapping(cells)
     if parsed is not None:
-        record = Record(parsed.values, parsed.step, line, parsed.epoch, time=parsed.time)
+        record = Record(
+            parsed.values, parsed.step, line, parsed.epoch, time=parsed.time, is_weak=parsed.is_weak
+        )
         collector.add("csv", record)
 
 

@@ -157,7 +157,7 @@ def mixed_precision(rng: np.random.Generator, size: int) -> dict[str, np.ndarray
     window = int(rng.choice([100, 500, 2000]))
     norm = made["grad_norm"].copy()
     for index in range(size):
-        overflow = (scale > 2**11 and index < 12) or rng.uniform() < 0.002
+        overflow = (scale > 2**11 and index < 12) or (scale > 2**9 and rng.uniform() < 0.002)
         scale, good = (scale / 2, 0) if overflow else (scale, good + 1)
         if good == window:
             scale, good = scale * 2, 0
