@@ -24,6 +24,7 @@ _COMMANDS: Final = {
     "explain": "explain",
     "lint": "lint",
     "list": "list",
+    "metrics": "metrics",
     "moe-determinism": "moe",
     "parity": "parity",
     "report": "report",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -119,15 +119,22 @@ def join(curves: Iterable[Curves]) -> tuple[Run, ...]:
 
 
 def _is_alike(group: list[list[Curves]], source: list[Curves]) -> bool:
+    """Tell whether two files may be of one run: one format, and folders that say nothing else."""
     one, other = group[0][0], source[0]
-    return one.source.parent == other.source.parent and one.format == other.format
+    here, there = one.source, other.source
+    is_near = here.parent == there.parent or (
+        # torchrun writes attempt_0/0/stdout.log, attempt_0/1/stdout.log, attempt_1/0/stdout.log.
+        here.name == there.name and here.parent.parent.parent == there.parent.parent.parent
+    )
+    return one.format == other.format and is_near
 
 
 def _is_rank_of(group: list[list[Curves]], source: list[Curves]) -> bool:
-    """Tell whether a file holds ranks that no other file of the group holds."""
-    known = {each.rank for one in group for each in one}
-    more = {each.rank for each in source}
-    return _is_alike(group, source) and None not in known | more and not known & more
+    """Tell whether a file holds ranks, or attempts of them, that no file of the group holds."""
+    known = {(each.rank, each.attempt) for one in group for each in one}
+    more = {(each.rank, each.attempt) for each in source}
+    are_named = all(rank is not None for rank, _ in known | more)
+    return _is_alike(group, source) and are_named and not known & more
 
 
 def _goes_on(group: list[list[Curves]], source: list[Curves]) -> bool:
@@ -152,15 +159,13 @@ def _span(source: list[Curves]) -> tuple[float, float]:
 def _in_order(group: list[list[Curves]]) -> tuple[Curves, ...]:
     """Return the curves of a group; files that follow one another are counted as attempts."""
     found: list[Curves] = []
-    seen: dict[int | None, int] = {}
+    seen: set[tuple[int | None, int]] = set()
     for source in group:
-        base = {each.rank: seen.get(each.rank, 0) for each in source}
-        for each in source:
-            attempt = base[each.rank] + each.attempt
-            seen[each.rank] = max(seen.get(each.rank, 0), attempt + 1)
-            found.append(
-                Curves(each.source, each.format, each.series, each.roles, each.rank, attempt)
-            )
+        taken = [attempt for rank, attempt in seen if rank == source[0].rank]
+        repeats = any((each.rank, each.attempt) in seen for each in source)
+        later = max(taken, default=-1) + 1 if repeats else 0
+        found += [replace(each, attempt=later + each.attempt) for each in source]
+        seen.update((each.rank, later + each.attempt) for each in source)
     return tuple(sorted(found, key=lambda c: (c.attempt, -1 if c.rank is None else c.rank)))
 
 

@@ -46,10 +46,16 @@ def look(run: Run) -> Iterator[Observation]:
     """Tell of step times and throughputs."""
     for curves in run.curves:
         tracks = [t for t in run.tracks("step_time_s", "throughput") if t.curves is curves]
+        tracks = [t for t in tracks if len(t) > 2 * FEWEST and not _is_clock(t)]
         for track in tracks[:1]:
             yield from _slower(track)
             yield from _stalls(track)
     yield from _stragglers(run)
+
+
+def _is_clock(track: Track) -> bool:
+    """Tell whether values only ever grow: that is the time since the start."""
+    return bool((track.values > 0).all() and (np.diff(track.values) >= 0).all())
 
 
 def seconds_of(track: Track) -> Floats:
@@ -61,7 +67,7 @@ def seconds_of(track: Track) -> Floats:
 
 
 def _slower(track: Track) -> Iterator[Observation]:
-    if len(track) < 2 * FEWEST or (track.values <= 0).any():
+    if (track.values <= 0).any():
         return
     seconds = np.log(seconds_of(track)[WARMUP:])
     rise = find_rise(seconds)
@@ -95,7 +101,7 @@ def _grows_batch(track: Track) -> bool:
 
 
 def _stalls(track: Track) -> Iterator[Observation]:
-    if len(track) < 2 * FEWEST or (track.values <= 0).any():
+    if (track.values <= 0).any():
         return
     seconds = seconds_of(track)[WARMUP:]
     usual = float(np.median(seconds))
