@@ -100,9 +100,11 @@ def _read_blocks(text: Iterator[Block], collector: Collector, found: Found) -> b
     if first is None:
         found.say("is empty")
         return False
-    whole = chain([first], text)
+    second = next(text, None)
+    start = [first] if second is None else [first, second]
+    whole = chain(start, text)
     head = first.data[: 1 << 16].decode("utf-8", "replace")
-    if _is_document(first.data):
+    if _is_document(b"".join(block.data for block in start)):
         _read_document(whole, collector, found)
     elif (name := metric_name(found.source)) and is_metric(head):
         read_metric(whole, name, collector)
@@ -119,8 +121,10 @@ def _is_document(data: bytes) -> bool:
     if _DOCUMENT.match(data) is None:
         return False
     first, _, rest = data.lstrip().partition(b"\n")
-    if first.startswith(b"["):
+    if first.startswith(b"[") and first.strip(b"[ \t\r")[:1] in b"{":
         return True
+    if first.startswith(b"["):  # `[1,3]<stdout>: ` begins like a list of numbers
+        return isinstance(decoded(first), list) or not first.strip(b"[ \t\r")
     is_record = first.rstrip().endswith(b"}") and isinstance(decoded(first), dict)
     return not is_record or not rest.strip()
 
@@ -140,5 +144,8 @@ def _read_lines(
     text: Iterator[Block], formats: Sequence[LineFormat], collector: Collector, found: Found
 ) -> None:
     console = Console(formats, collector, found.say)
-    for block in text:
-        console.feed(block)
+    try:
+        for block in text:
+            console.feed(block)
+    except UnreadableError as error:  # what came before it may need another reader
+        found.say(str(error))

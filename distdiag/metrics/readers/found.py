@@ -22,6 +22,8 @@ class Found:
 
     def say(self, why: str, line: int = 0) -> None:
         """Add a remark; of many, the first ones are kept, and the number of the others."""
+        if (line, why) in self.remarks:
+            return
         self._num_said += 1
         if self._num_said <= _MOST_REMARKS:
             self.remarks.append((line, why))

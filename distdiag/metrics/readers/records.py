@@ -91,15 +91,22 @@ class _Attempt:
         return longest.steps[0], longest.steps[-1], len(set(longest.steps[:1000]))
 
 
+@dataclass(slots=True)
+class _Clock:
+    """The last step that a rank named, in whichever of its lines."""
+
+    step: float | None = None
+
+
 class _Run:
     """The records of one speaker."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: _Clock | None = None) -> None:
+        self._clock = clock or _Clock()
         self.attempts = [_Attempt()]
         self.num_records = 0
         self.is_new = False
         self._has_strong = False
-        self._last_step: float | None = None
         self._counts: dict[str, int] = {}
         self._epoch: float | None = None
         self._raw: float | None = None
@@ -108,7 +115,7 @@ class _Run:
     def add(self, record: Record) -> None:
         """Add a record, to a new attempt if its step goes back or a banner came before."""
         named = self._named_step(record)
-        step = self._last_step if named is None else named
+        step = self._clock.step if named is None else named
         current = self.attempts[-1].points
         if self.is_new or (step is not None and self._goes_back(record, step)):
             if current and len(self.attempts) < _MOST_ATTEMPTS:
@@ -117,7 +124,7 @@ class _Run:
                 current = self.attempts[-1].points
             self.is_new = False
         if named is not None:
-            self._last_step = named
+            self._clock.step = named
         self.num_records += 1
         for name, value in record.values.items():
             points = current.get(name)
@@ -201,6 +208,7 @@ class Collector:
         self.source = source
         self.formats: dict[str, int] = {}
         self._runs: dict[Speaker, _Run] = {}
+        self._clocks: dict[int | None, _Clock] = {}
         self._is_anonymous = False
 
     def __bool__(self) -> bool:
@@ -214,7 +222,8 @@ class Collector:
         self.formats[format_name] = self.formats.get(format_name, 0) + 1
         run = self._runs.get(NOBODY if self._is_anonymous else speaker)
         if run is None:
-            run = self._runs[speaker] = _Run()
+            clock = self._clocks.setdefault(speaker.rank, _Clock())
+            run = self._runs[speaker] = _Run(clock)
             if len(self._runs) > _MOST_SPEAKERS and _are_counters(self._runs):
                 self._runs = {NOBODY: _joined(list(self._runs.values()))}
                 self._is_anonymous = True

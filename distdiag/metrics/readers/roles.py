@@ -24,7 +24,7 @@ _PATTERNS: Final[Mapping[str, tuple[str, ...]]] = {
         r"loss_\(avg\)",
     ),
     "val_loss": (
-        r"(?:val|valid|validation|eval|evaluation|dev)[/_]{1,2}loss|loss/(?:val|eval)|loss_val",
+        r"(?:val|valid|validate|validation|eval|evaluation|dev)[/_]{1,2}loss|loss/(?:val|eval)|loss_val",
         r"(?:val|valid|validation|eval|test)[/_](?:lm_loss(?:_value)?|reduced_val_loss)",
         r"reduced_val_loss|validation_metrics/loss/global_avg_loss|validation_loss/\w{1,40}",
         r"(?:validation|test)_(?:lm_loss|loss)(?:_value)?|lm_loss_value|val_total_loss",
