@@ -62,6 +62,8 @@ class Issue(msgspec.Struct, frozen=True, kw_only=True):
     quick: str = ""
     wants: tuple[tuple[str, str], ...] = ()
     explains: tuple[str, ...] = ()
+    is_general: bool = False
+    """It says only that something failed: what explains the same line says more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +112,35 @@ def weigh(clues: Iterable[Clue]) -> list[Weighed]:
     for clue in clues:
         by_issue.setdefault(clue.issue.id, []).append(clue)
     found = {name: _weighed(of_issue) for name, of_issue in by_issue.items()}
-    for name in [name for name, each in found.items() if each.is_cause]:
-        for effect in found[name].issue.explains:
-            if effect in by_issue and effect != name and name in found:
-                by_issue[name] = [*by_issue[name], *_as_effects(by_issue[effect], found[name])]
+    _drop_general(found)
+    causes = [name for name, each in found.items() if each.is_cause]
+    for name in sorted(causes, key=lambda each: _rank(found[each])):
+        effects = found[name].issue.explains if name in found else ()
+        for effect in effects:
+            if effect in found and effect != name:
+                by_issue[name] += _as_effects(by_issue[effect], found[name])
                 found[name] = _weighed(by_issue[name])
-                found.pop(effect, None)
-    order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
-    return sorted(
-        found.values(), key=lambda w: (-w.cause.confidence, order.index(w.issue.severity))
-    )
+                del found[effect]
+    return sorted(found.values(), key=_rank)
+
+
+def _drop_general(found: dict[str, Weighed]) -> None:
+    """Leave out what says only that something failed, where a cause rests on the same line."""
+    explained = {
+        (each.artifact, each.source, each.line)
+        for weighed in found.values()
+        if weighed.is_cause and not weighed.issue.is_general
+        for each in weighed.cause.evidence
+        if each.line is not None
+    }
+    for name, weighed in list(found.items()):
+        places = [(e.artifact, e.source, e.line) for e in weighed.cause.evidence]
+        if weighed.issue.is_general and explained.intersection(places):
+            del found[name]
+
+
+def _rank(weighed: Weighed) -> tuple[float, int]:
+    return -weighed.cause.confidence, -weighed.issue.severity.weight
 
 
 def _as_effects(clues: Sequence[Clue], cause: Weighed) -> list[Clue]:

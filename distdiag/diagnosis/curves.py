@@ -176,11 +176,11 @@ def _of_rows(rows: list[dict[object, object]]) -> dict[str, Series]:
 
 def _of_object(given: dict[object, object]) -> dict[str, Series]:
     """Return a series for each list of ``{"steps": [...], "train": [...], "val": [...]}``."""
-    table = {str(name): value for name, value in given.items()}
-    step = next((n for n, v in table.items() if n.lower() in _STEPS and isinstance(v, list)), None)
-    shared = table[step] if step else None
-    found = {}
-    for name, value in list(table.items())[:100]:
+    named = {str(name): value for name, value in given.items()}
+    step = next((n for n, v in named.items() if n.lower() in _STEPS and isinstance(v, list)), None)
+    shared = named[step] if step else None
+    found: dict[str, Series] = {}
+    for name, value in list(named.items())[:100]:
         if isinstance(value, dict):
             inner = _of_object(value)
             value_name = next((n for n in inner if n.lower() in _VALUES), None)
@@ -189,10 +189,10 @@ def _of_object(given: dict[object, object]) -> dict[str, Series]:
                 found[whole] = Series(whole, series.steps, series.values, series.lines)
         elif isinstance(value, list) and name != step:
             if value and all(isinstance(row, dict) for row in value):
-                rows = _of_rows([row for row in value if isinstance(row, dict)])
-                found |= {name if n in _VALUES else f"{name}/{n}": s for n, s in rows.items()}
-            elif (series := _series(name, value, shared)) is not None:
-                found[name] = series
+                table = _of_rows([row for row in value if isinstance(row, dict)])
+                found |= {name if n in _VALUES else f"{name}/{n}": s for n, s in table.items()}
+            elif (own := _series(name, value, shared)) is not None:
+                found[name] = own
     return found
 
 

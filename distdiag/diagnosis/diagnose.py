@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from distdiag.diagnosis.bounded import Failed, Step, run_steps
-from distdiag.diagnosis.causes import Clue, Weighed, weigh
+from distdiag.diagnosis.causes import Cause, Clue, Weighed, weigh
 from distdiag.diagnosis.context import Context
 from distdiag.diagnosis.curves import Measured, documents_with_curves, measure
-from distdiag.diagnosis.documents import Documents, collect
+from distdiag.diagnosis.documents import Documents, collect, short_of
 from distdiag.diagnosis.facts import Facts
 from distdiag.diagnosis.result import Diagnosis, LookedAt, Missing, Status
 from distdiag.diagnosis.rules import Rule, load_rules
@@ -110,13 +112,31 @@ class _Answer:
         return Diagnosis(
             status=status,
             summary=self._summary(status),
-            root_causes=tuple(each.cause for each in self._causes),
-            possible=tuple(each.cause for each in self._ideas),
+            root_causes=tuple(self._quoted(each.cause) for each in self._causes),
+            possible=tuple(self._quoted(each.cause) for each in self._ideas),
             quick_fixes=tuple(dict.fromkeys(e.issue.quick for e in self._causes if e.issue.quick)),
             missing_artifacts=tuple(self._missing(status)),
             analysis_artifacts=tuple(self._looked_at()),
             left_out=self._left_out,
             warnings=self._context.warnings,
+        )
+
+    def _quoted(self, cause: Cause) -> Cause:
+        """Return a cause whose evidence quotes the lines of logs that a value was read from."""
+        lines = {
+            (document.name, number): line
+            for document in self._facts.documents.of("training_logs", "loss_curves")
+            for number, line in document.numbered()
+            if any(e.line == number and e.source == document.name for e in cause.evidence)
+        }
+        return msgspec.structs.replace(
+            cause,
+            evidence=tuple(
+                msgspec.structs.replace(e, quote=short_of(lines[e.source, e.line]))
+                if e.line and (e.source, e.line) in lines
+                else e
+                for e in cause.evidence
+            ),
         )
 
     @property

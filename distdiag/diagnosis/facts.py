@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from distdiag.diagnosis.causes import Evidence
-from distdiag.diagnosis.curves import BLOWN_UP, NOT_LEARNING, Measured
+from distdiag.diagnosis.curves import BLOWN_UP, NOT_LEARNING, SICK, Measured
 from distdiag.diagnosis.documents import Document, Documents, short_of
 from distdiag.diagnosis.program import Program, read_program
 from distdiag.diagnosis.settings import Settings
@@ -17,6 +21,11 @@ from distdiag.metrics.judging import Kind
 
 RUN: Final = ("error_messages", "training_logs")
 """The artifacts in which a program speaks, the shorter first."""
+
+ENOUGH_VALUES: Final = 20
+"""Shorter curves contradict nobody; the judge of curves says no more than notes of them, too."""
+FALLEN: Final = 0.9
+"""A loss that is this far below is so by more than the noise of a tenth of its values."""
 
 _NOT: Final = r"(?<!no )(?<!not )(?<!without )(?<!n't )(?<!never )"
 WORDS: Final = {
@@ -62,12 +71,32 @@ class Facts:
                     yield document, number, line
 
     def said(self, meaning: str) -> tuple[Evidence, ...]:
-        """Return the first symptom with a meaning, as evidence."""
+        """Return the first symptom with a meaning, as evidence, unless curves contradict it."""
+        if meaning in ("nan", "diverges", "stuck") and self.falls:
+            return ()
         pattern = re.compile(WORDS[meaning])
         for place, symptom in enumerate(self.symptoms, 1):
             if pattern.search(symptom[:2_000].lower()):
                 return (Evidence(artifact="symptoms", line=place, quote=short_of(symptom)),)
         return ()
+
+    @cached_property
+    def falls(self) -> bool:
+        """Whether a loss was measured, falls, and nothing is wrong with any curve."""
+        found = [s.values for _, s in self.measured.series("loss") if len(s) >= ENOUGH_VALUES]
+        if not found or self.measured.seen(*SICK):
+            return False
+        return all(_end(values) < FALLEN * _begin(values) for values in found)
+
+    def uses_context(self, vocabulary: float) -> bool:
+        """Whether a loss is below what a model reaches that knows how often each token comes.
+
+        That is the entropy of tokens under Zipf's law, ln(V) / 2 + ln(ln(V)) in nats: 7.8 for a
+        vocabulary of 50,000.
+        """
+        found = [s.values for _, s in self.measured.series("loss") if len(s) >= ENOUGH_VALUES]
+        by_frequency = math.log(vocabulary) / 2 + math.log(math.log(vocabulary))
+        return bool(found) and all(_end(values) < FALLEN * by_frequency for values in found)
 
     @property
     def blows_up(self) -> tuple[Evidence, ...]:
@@ -91,6 +120,14 @@ class Facts:
             if pattern.search(line):
                 return (spoken(document, number, line),)
         return ()
+
+
+def _begin(values: npt.NDArray[np.float64]) -> float:
+    return float(np.nanmedian(values[: max(len(values) // 10, 3)]))
+
+
+def _end(values: npt.NDArray[np.float64]) -> float:
+    return float(np.nanmedian(values[-max(len(values) // 10, 3) :]))
 
 
 NAN_LINE: Final = re.compile(

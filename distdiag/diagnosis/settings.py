@@ -45,10 +45,12 @@ ROLES: Final = {
 """Names by which public trainers and model configurations call a value."""
 _ROLE_OF: Final = {name: role for role, names in ROLES.items() for name in names.split()}
 
+_VALUE: Final = r"(?P<value>\"[^\"]{0,200}\"|'[^']{0,200}'|[^\s,;#{}\[\]()]{1,200})"
 _PAIR: Final = re.compile(
-    r"(?<![\w.\-])(?P<flag>-{0,2})[\"']?(?P<key>[A-Za-z_][\w.\-]{0,80})[\"']?"
-    r"(?:[ \t]{0,8}[:=][ \t]{0,8}|(?<=\w)[ \t]{1,8}(?=[-\w.\"']))"
-    r"(?P<value>\"[^\"]{0,200}\"|'[^']{0,200}'|[^\s,;#{}\[\]()]{1,200})"
+    r"(?<![\w.\-])[\"']?(?P<key>[A-Za-z_][\w.\-]{0,80})[\"']?[ \t]{0,8}[:=][ \t]{0,8}" + _VALUE
+)
+_FLAG: Final = re.compile(
+    r"(?<![\w.\-])--?(?P<key>[A-Za-z_][\w.\-]{0,80})(?:=|[ \t]{1,8}(?!-[A-Za-z-]))" + _VALUE
 )
 _COMMENT: Final = re.compile(r"^\s*(?:#|//|;)|\s#")
 _WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -209,10 +211,7 @@ def _of_lines(document: Document) -> Iterator[Setting]:
 def _of_line(
     document: Document, number: int, text: str, inside: tuple[str, ...]
 ) -> Iterator[Setting]:
-    for match in _PAIR.finditer(text):
-        separator = text[match.end("key") : match.start("value")]
-        if match["flag"] != "--" and not any(sign in separator for sign in ":="):
-            continue  # two words of a sentence
+    for match in (*_PAIR.finditer(text), *_FLAG.finditer(text)):
         *outer, name = match["key"].split(".")
         role = _ROLE_OF.get(_normal(name))
         value = scalar(match["value"])

@@ -16,6 +16,8 @@ from distdiag.findings.finding import Finding, Grade, Report, Severity
 from distdiag.findings.known_faults import KnownFault, known_faults
 
 _WEIGHTS: Final = {Grade.PROVEN: SPOKEN, Grade.LIKELY: SHOWN}
+_FAILED: Final = "HNG001"
+"""The check that tells which exception ended a job."""
 _LONG_ENOUGH: Final = 12
 """A shorter text may stand in any line."""
 
@@ -51,6 +53,7 @@ def _clues(facts: Facts, finding: Finding, evidence: Evidence) -> Iterator[Clue]
             title=finding.message,
             severity=finding.severity,
             fix=finding.fix,
+            is_general=finding.code == _FAILED,
             wants=(("model_code", "the lines that the traceback names"),),
         )
     )

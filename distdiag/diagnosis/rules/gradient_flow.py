@@ -101,7 +101,7 @@ def _freezings(code: Code) -> Iterator[tuple[ast.stmt, str]]:
 
 def _thawed(program: Program, name: str) -> bool:
     """Whether anything requires a gradient again, or is added by a library."""
-    if re.search(r"requires_grad\s?=\s?(?!false)|requires_grad_\((?!false)", program.text):
+    if re.search(r"requires_grad\s?=(?!\s?false)|requires_grad_\((?!false)", program.text):
         return True
     libraries = ("get_peft_model", "inject_adapter", "lora", "add_adapter", "prepare_model_for")
     return not name or any(word in program.text for word in libraries)
@@ -250,11 +250,9 @@ def _layer_set_after(code: Code, optimizer: ast.Call, name: str) -> ast.stmt | N
         if getattr(node, "lineno", 0) <= optimizer.lineno or code.scope(node) is not scope:
             continue
         match node:
-            case ast.Assign(targets=[target], value=ast.Call() as value) if (
-                dotted(stripped(target)).startswith(f"{name}.")
-                and code.module.full_name(value.func).startswith(("torch.nn.", "nn."))
-                and not code.module.full_name(value.func).startswith("torch.nn.functional")
-            ):
+            case ast.Assign(targets=[target], value=ast.Call() as value) if dotted(
+                stripped(target)
+            ).startswith(f"{name}.") and _is_layer(code, value):
                 return node
             case ast.Expr(value=ast.Call() as value) if (
                 tail(value) in _MAKERS and dotted(receiver(value)) == name
@@ -263,6 +261,12 @@ def _layer_set_after(code: Code, optimizer: ast.Call, name: str) -> ast.stmt | N
             case _:
                 pass
     return None
+
+
+def _is_layer(code: Code, call: ast.Call) -> bool:
+    made = stripped(call)
+    full = code.module.full_name(made.func) if isinstance(made, ast.Call) else ""
+    return full.startswith(("torch.nn.", "nn.")) and not full.startswith("torch.nn.functional")
 
 
 RULES: Final = (frozen, detached, forced_gradient, late_layer)

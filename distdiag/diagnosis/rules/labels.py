@@ -72,7 +72,8 @@ def ignore_index(facts: Facts) -> Iterator[Clue]:
     """Compare the values that labels are padded with to those that losses ignore."""
     program = facts.program
     ignored = list(_ignored(program))
-    padded = list(_padded(program))
+    targets = {dotted(stripped(call.args[1])) for _, call, _ in losses(program)} - {""}
+    padded = list(_padded(program, targets))
     if not ignored or not padded:
         return
     values = {value for value, _ in ignored}
@@ -113,27 +114,29 @@ def _ignored(program: Program) -> Iterator[tuple[int, Evidence]]:
     yield from found
 
 
-def _padded(program: Program) -> Iterator[tuple[int, Evidence]]:
+def _padded(program: Program, targets: set[str]) -> Iterator[tuple[int, Evidence]]:
     """Yield the constants that labels are filled with where they are padding."""
     for code in program.codes:
         for node in code.nodes:
-            value = _fill(node)
+            value = _fill(node, targets)
             number = constant(value) if value is not None else None
             if isinstance(number, int) and not isinstance(number, bool):
                 yield number, code.evidence(node)
 
 
-def _fill(node: ast.AST) -> ast.expr | None:
+def _fill(node: ast.AST, targets: set[str]) -> ast.expr | None:
     match node:
         case ast.Assign(targets=[ast.Subscript(value=held, slice=chosen)], value=value) if (
-            _is_label(held) and isinstance(chosen, ast.Compare | ast.Name | ast.UnaryOp)
+            _is_label(held, targets) and isinstance(chosen, ast.Compare | ast.Name | ast.UnaryOp)
         ):
             return value
         case ast.Call(func=ast.Attribute(attr="masked_fill" | "masked_fill_", value=held)) if (
-            _is_label(held) and len(node.args) == 2
+            _is_label(held, targets) and len(node.args) == 2
         ):
             return node.args[1]
-        case ast.Call() if tail(node) == "pad_sequence" and node.args and _is_label(node.args[0]):
+        case ast.Call() if (
+            tail(node) == "pad_sequence" and node.args and _is_label(node.args[0], targets)
+        ):
             return keyword(node, "padding_value") or ast.Constant(value=0)
         case ast.Call():
             return keyword(node, "label_pad_token_id")
@@ -141,7 +144,10 @@ def _fill(node: ast.AST) -> ast.expr | None:
             return None
 
 
-def _is_label(expr: ast.expr) -> bool:
+def _is_label(expr: ast.expr, targets: set[str]) -> bool:
+    """Whether an expression holds labels: by its name, or as what a loss gets for a target."""
+    if dotted(stripped(expr)) in targets:
+        return True
     name = dotted(stripped(expr)).rpartition(".")[2]
     if not name and isinstance(expr, ast.ListComp):
         text = ast.unparse(expr.elt)
@@ -175,8 +181,8 @@ def shifted_twice(facts: Facts) -> Iterator[Clue]:
 def _shift(code: Code, expr: ast.expr, part: str) -> ast.expr | None:
     """Return where an expression is cut to ``[:, 1:]`` or ``[:, :-1]``."""
     for _ in range(6):
-        if isinstance(expr, ast.Subscript) and part in ast.unparse(expr.slice).split(", "):
-            return expr
+        if isinstance(expr, ast.Subscript):
+            return expr if part in ast.unparse(expr.slice).strip("()").split(", ") else None
         if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute):
             expr = expr.func.value
             continue

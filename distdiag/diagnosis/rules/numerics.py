@@ -27,7 +27,10 @@ _NODES: Final = {"Log": "log", "Sqrt": "sqrt", "Div": "div", "Norm": "norm", "Po
 _ANOMALY: Final = re.compile(
     r"Function '(\w{1,60}?)Backward\d{0,3}' returned nan values in its (\d{1,3})\w\w output"
 )
-_SAFE: Final = re.compile(r"eps|1e-|clamp|clip|max\(|maximum|relu|softplus|exp|nan_to_num|\+ ?1\b")
+_SAFE: Final = re.compile(
+    r"\beps\b|_eps|epsilon|tiny|1e-|clamp|clip|\.max\(|\bmax\(|maximum|softplus|\bexp\(|\.exp\("
+    r"|nan_to_num|\+ ?1\b|log1p"
+)
 _RISKY: Final = frozenset({"log", "sqrt", "norm", "log2", "log10"})
 
 

@@ -95,6 +95,7 @@ class _Share:
     """How much of a model is embedding, by its configuration."""
 
     share: float
+    vocabulary: float
     embedding: float
     total: float
     settings: tuple[Setting, ...]
@@ -120,6 +121,8 @@ def embedding_share(facts: Facts) -> Iterator[Clue]:
 
 def _share_clues(facts: Facts) -> Iterator[Clue]:
     share = _share(facts)
+    if share is not None and facts.uses_context(share.vocabulary):
+        return
     if share is not None and share.share >= MOST_IN_EMBEDDING:
         says = (
             f"{share.share:.0%} of the parameters ({share.embedding / 1e6:.3g} of"
@@ -157,7 +160,7 @@ def _share(facts: Facts) -> _Share | None:
     embedding = tokens * width * (2 if is_untied else 1)
     total = embedding + depth * per_layer
     used = (vocab, hidden, layers, *(s for s in (wide, *tied[:1]) if s is not None))
-    return _Share(embedding / total, embedding, total, used)
+    return _Share(embedding / total, tokens, embedding, total, used)
 
 
 def _repeated_output(facts: Facts) -> tuple[Evidence, ...]:

@@ -180,8 +180,8 @@ def _is_of_one(code: Code, later: ast.stmt, clear: ast.Call, program: Program) -
     cleared = dotted(receiver(clear))
     if cleared == stepped:
         return True
-    made = sum(1 for c, call in program.calls("parameters") if c is code and call)
-    return made == 1 and _MODEL.search(cleared) is not None
+    made = [call for owner, call in program.calls("parameters") if owner is code]
+    return len(made) == 1 and _MODEL.search(cleared) is not None
 
 
 def no_step(facts: Facts) -> Iterator[Clue]:
@@ -194,7 +194,7 @@ def no_step(facts: Facts) -> Iterator[Clue]:
         loop = batch_loop(code, call)
         if loop is None or _hands_on(loop):
             continue
-        if any(is_optimizer(code, node.func.value) for node in _method_calls(loop)):
+        if any(is_optimizer(code, receiver(node)) for node in _method_calls(loop)):
             yield Clue(NO_STEP, SHOWN, (code.evidence(call),))
             return
 
