@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -9,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from distdiag.diagnosis.files import read_whole
-from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
+from distdiag.events.errors import DamagedFileError, UsageError
 
 ARTIFACTS: Final = ("training_logs", "loss_curves", "model_code", "error_messages", "config")
 FORMATS: Final = ("json", "markdown", "terminal")
@@ -68,10 +67,10 @@ def read_context(path: Path) -> Context:
 
     """
     try:
-        document = msgspec.json.decode(read_whole(path, MOST_BYTES))
+        document = json.loads(read_whole(path, MOST_BYTES))  # with NaN, as Python writes it
     except DamagedFileError as error:
         raise UsageError(str(error)) from None
-    except UNDECODABLE as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a JSON document: {error}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}: a context is a JSON object with `artifacts` and `symptoms`")

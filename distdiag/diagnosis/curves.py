@@ -200,14 +200,14 @@ def _series(name: str, values: Sequence[object], steps: object) -> Series | None
     if values and all(isinstance(v, list) and len(v) == 2 for v in values):
         pairs = [v for v in values if isinstance(v, list)]
         steps, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    numbers = [_number(value) for value in values[:MOST_VALUES]]
+    places = list(steps) if isinstance(steps, list) else []
+    if len(places) != len(values) or any(_number(place) is None for place in places):
+        places = list(range(len(values)))
+    rows = [(p, v) for p, v in zip(places, values, strict=True) if v is not None][:MOST_VALUES]
+    places = [_number(place) for place, _ in rows]
+    numbers = [_number(value) for _, value in rows]
     if not numbers or any(number is None for number in numbers):
         return None
-    places: list[float | None] = []
-    if isinstance(steps, list) and len(steps) == len(numbers):
-        places = [_number(step) for step in steps]
-    if not places or any(place is None for place in places):
-        places = list(map(float, range(len(numbers))))
     return Series(
         name,
         np.asarray(places, dtype=np.float64),
@@ -217,9 +217,7 @@ def _series(name: str, values: Sequence[object], steps: object) -> Series | None
 
 
 def _number(value: object) -> float | None:
-    """Return a number; null, and NaN and infinities that JSON knows as texts only, are numbers."""
-    if value is None:
-        return float("nan")
+    """Return a number, which NaN and infinities are, too, also where they are texts."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

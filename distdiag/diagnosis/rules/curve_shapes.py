@@ -173,7 +173,8 @@ def observations(facts: Facts) -> Iterator[Clue]:
 
 def _clues(facts: Facts, observation: Observation) -> Iterator[Clue]:
     issue = _ISSUES[observation.kind]
-    weight = FITS if observation.kind in _WEAK else SHOWN
+    is_over = observation.kind is Kind.NOT_FINITE and observation.severity is Severity.WARNING
+    weight = FITS if observation.kind in _WEAK or is_over else SHOWN
     evidence = facts.measured.evidence(observation)
     yield Clue(issue, weight, evidence, observation.message.rstrip("."))
     meanings = {
