@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
 from distdiag.metrics.joining import Run, join
 from distdiag.metrics.judging import (
     collapse,
@@ -24,7 +25,7 @@ from distdiag.metrics.judging import (
     spikes,
     validation,
 )
-from distdiag.metrics.judging.observation import Judgement, Observation
+from distdiag.metrics.judging.observation import Judgement, Kind, Observation
 from distdiag.metrics.series import Curves
 
 JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (
@@ -42,6 +43,8 @@ JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (
     restarts.look,
 )
 """Each looks at one run, and says what it sees."""
+LOSING: Final = (Kind.DIVERGENCE, Kind.EXPLOSION)
+FOLLOWING: Final = (Kind.SPIKE, Kind.PLATEAU)
 
 
 def judge(curves: Iterable[Curves]) -> Judgement:
@@ -55,9 +58,23 @@ def judge_runs(runs: Iterable[Run]) -> Judgement:
     with np.errstate(all="ignore"):
         seen = [each for run in runs for look in JUDGES for each in look(run)]
     order = sorted(
-        _merged(seen), key=lambda each: (-each.severity.weight, each.run, each.step or 0.0)
+        _merged(_causes(seen)), key=lambda each: (-each.severity.weight, each.run, each.step or 0.0)
     )
     return Judgement(observations=tuple(order))
+
+
+def _causes(seen: list[Observation]) -> Iterator[Observation]:
+    """Yield what is no consequence: spikes and plateaus of a run that has diverged before are."""
+    lost: dict[tuple[object, ...], float] = {}
+    for each in seen:
+        if each.kind in LOSING and each.severity is not Severity.INFO and each.step is not None:
+            key = (each.run, each.ranks, each.attempt)
+            lost[key] = min(each.step, lost.get(key, each.step))
+    for each in seen:
+        begin = lost.get((each.run, each.ranks, each.attempt))
+        is_later = begin is not None and each.step is not None and each.step > begin
+        if not (is_later and each.kind in FOLLOWING):
+            yield each
 
 
 def _merged(seen: Iterable[Observation]) -> Iterator[Observation]:

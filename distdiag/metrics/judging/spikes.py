@@ -17,6 +17,7 @@ from distdiag.metrics.judging.noise import (
     mad_sigma,
     noise_of,
     outliers,
+    quantum,
     running_median,
 )
 from distdiag.metrics.judging.observation import (
@@ -95,17 +96,22 @@ def spikes_of(track: Track) -> list[Spike]:
 def find_spikes(values: Floats, longest: float = LOSS_TAIL) -> list[Spike]:
     """Return the spikes of a series, in their order.
 
-    Positive values are compared by their logarithms: their noise goes with their level.
+    Values that are not negative are compared by their logarithms, for noise goes with the level.
     """
     if len(values) < FEWEST:
         return []
-    is_positive = bool((values > 0).all())
-    scaled = np.log(values) if is_positive else values
+    is_positive = bool((values >= 0).all() and np.median(values) > 0)
+    # A norm of exactly 0 among others is no smaller than the least of them.
+    scaled = np.log(np.maximum(values, values[values > 0].min())) if is_positive else values
     level = running_median(scaled)
     deviations = scaled - level
     # A series that falls steadily is its own median: its noise is that of its differences.
     whole = max(mad_sigma(deviations), noise_of(scaled), SMALLEST)
-    sizes = deviations / local_sigma(deviations, whole)
+    sigma = local_sigma(deviations, whole)
+    if is_positive:
+        # Rounding moves small values by more of themselves.
+        sigma = np.maximum(sigma, quantum(values) / np.sqrt(12.0) / np.exp(level))
+    sizes = deviations / sigma
     sizes[:WARMUP] = 0.0
     groups = _groups(sizes)
     number, tail = _groups_beyond(sizes, groups, longest)
@@ -145,8 +151,15 @@ def _groups(sizes: Floats) -> Groups:
 
 
 def _observations(track: Track, spikes: list[Spike]) -> Iterator[Observation]:
-    for spike in sorted(spikes, key=lambda spike: -spike.sigmas)[:SHOWN]:
-        yield _observation(track, spike, len(spikes))
+    """Tell of the largest spikes; of many that are notes, of the largest alone."""
+    largest = sorted(spikes, key=lambda spike: -spike.sigmas)[:SHOWN]
+    told = [_observation(track, spike, len(spikes)) for spike in largest]
+    is_many = len(spikes) > SHOWN
+    yield from (
+        each
+        for place, each in enumerate(told)
+        if place == 0 or not is_many or each.severity is not Severity.INFO
+    )
 
 
 def _observation(track: Track, spike: Spike, number: int) -> Observation:

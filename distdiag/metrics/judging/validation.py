@@ -42,7 +42,8 @@ def _overfitting(track: Track) -> Iterator[Observation]:
         return
     least, end = float(values[lowest]), float(np.median(values[-AFTER:]))
     sigma = noise_of(values)
-    if end - least < max(SIGMAS * sigma, LARGE / 2 * abs(least)) or after.min() < least:
+    needed = max(SIGMAS * sigma, LARGE / 2 * abs(least))
+    if end <= least or end - least < needed or after.min() < least:
         return
     loss = beside(track, "loss")
     if loss is None or not _falls(loss, float(track.steps[lowest])):

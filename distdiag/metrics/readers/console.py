@@ -106,7 +106,7 @@ class Console:
             ):
                 return
             self._last[speaker] = parsed
-        time = parsed.time or _time(prefix)
+        time = parsed.time or _time(prefix[:_LONGEST_PREFIX])
         self._collector.add(name, _record(parsed, number, time), speaker)
         self._open = (parsed.follow, parsed, speaker, name) if parsed.follow else None
 
@@ -183,10 +183,11 @@ def speaker_of(prefix: str) -> Speaker:
 _speaker: Callable[[str], Speaker] = lru_cache(maxsize=4096)(speaker_in)
 
 
+@lru_cache(maxsize=4096)
 def _time(prefix: str) -> float:
     """Return the time in a prefix, in seconds since 1970, or 0."""
     if "20" not in prefix:
         return 0.0
     with suppress(ValueError, OverflowError):
-        return time_in(prefix[:LONGEST_LINE].encode("utf-8", "replace")) / 1e9
+        return time_in(prefix.encode("utf-8", "replace")) / 1e9
     return 0.0
