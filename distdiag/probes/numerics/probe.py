@@ -36,6 +36,7 @@ from distdiag.probes.numerics.ranges import (
 )
 from distdiag.probes.numerics.windows import Window
 from distdiag.probes.out_of_sight import is_grad_enabled
+from distdiag.probes.tensors.by_identity import WeakMembers
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -95,6 +96,8 @@ class NumericsProbe(Probe):
         self._closed: deque[Window] = deque(maxlen=_MOST_WAITING)
         self._handles: list[Any] = []
         self._num_told = 0
+        self._spoilt: WeakMembers[torch.Tensor] = WeakMembers()
+        """Parameters that are known not to be finite."""
 
     def _install(self) -> None:
         moments = self._moments
@@ -304,12 +307,28 @@ class NumericsProbe(Probe):
             self._pending.popleft()
             window.num_unread -= 1
             for reading in found:
+                self._tell_apart(reading)
                 window.judge(reading)
                 self._near.judge(reading, window.step)
         while self._closed and not self._closed[0].num_unread:
             self._finish(self._closed.popleft())
         if self._window is not None and self._window.begins:
             self._tell(self._window)
+
+    def _tell_apart(self, reading: Reading) -> None:
+        """Take a parameter after a step for what it was before, if it was not finite then."""
+        is_strong = reading.is_strong
+        if reading.parameter is None or not (is_strong or len(self._spoilt)):
+            return
+        held = reading.parameter() if reading.stage in ("parameter", "update") else None
+        if held is None:
+            return
+        if not is_strong:
+            self._spoilt.discard(held)
+        elif held in self._spoilt:
+            reading.stage = "parameter"
+        else:
+            self._spoilt.add(held)
 
     def _close(self) -> None:
         """End the step: what becomes of its numbers is known."""

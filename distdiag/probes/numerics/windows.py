@@ -14,7 +14,7 @@ MOST_PLACES: Final = 6
 
 _EARLY: Final = ("parameter", "buffer", "input", "forward", "loss")
 _RETURNED: Final = ("backward", "weight-gradient")
-_APPLIED: Final = ("gradient", "update", "parameter")
+_APPLIED: Final = ("gradient", "update")
 
 
 @dataclass(slots=True)
