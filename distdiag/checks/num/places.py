@@ -43,7 +43,7 @@ def subject_of(place: NonFinitePlace) -> str:
 def place_phrase(place: NonFinitePlace) -> str:
     """Return where it is, as in ``the output of layers.1 (Block) in the forward pass``."""
     where = module_phrase(place)
-    inside = "" if place.is_exact else ", or inside of it"
+    inside = "" if place.is_exact else ", or code in it or right before it"
     match place.stage:
         case "loss":
             return "the loss, computed outside of all modules from finite outputs"
@@ -58,7 +58,7 @@ def place_phrase(place: NonFinitePlace) -> str:
         case "backward" if not place.module:
             return f"{place.what}, computed outside of all modules in the backward pass"
         case "backward":
-            return f"{place.what}, computed in the backward pass of {where}{inside}"
+            return f"{place.what}, computed in the backward pass of {where}"
         case "weight-gradient":
             return f"{_named(place)} of {where}, in this rank's own backward pass"
         case "gradient":

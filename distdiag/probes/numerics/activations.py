@@ -20,6 +20,7 @@ from distdiag.probes.numerics.modules import (
     all_modules,
     block_modules,
     class_name,
+    computing_modules,
 )
 from distdiag.probes.numerics.ranges import Reading
 from distdiag.probes.tensors.by_identity import WeakMap
@@ -35,9 +36,15 @@ Read = Callable[[Reading, torch.Tensor], None]
 class Activations:
     """The places of one forward pass, which the next one replaces."""
 
-    def __init__(self, read: Read, fail: Callable[[Exception], None]) -> None:
-        """Give `read` each tensor that is to be read, and where it is; `fail` gets errors."""
+    def __init__(
+        self, read: Read, fail: Callable[[Exception], None], *, is_light: bool = False
+    ) -> None:
+        """Give `read` each tensor that is to be read, and where it is; `fail` gets errors.
+
+        If it `is_light`, only blocks are read where not all modules are.
+        """
         self._read = read
+        self._usual = block_modules if is_light else computing_modules
         self._fail = fail
         self._hooks = ForwardHooks(self._before_module, self._after_module)
         self._modules: WeakMap[nn.Module, tuple[list[Watched], list[Watched]]] = WeakMap()
@@ -91,7 +98,7 @@ class Activations:
     def _modules_of(self, root: nn.Module) -> Sequence[Watched]:
         known = self._modules.get(root)
         if known is None or self._is_close:  # a program may add modules
-            known = self._modules[root] = (all_modules(root), block_modules(root))
+            known = self._modules[root] = (all_modules(root), self._usual(root))
         return known[0] if self._is_close else known[1]
 
     def _before_module(self, watched: Watched, given: object) -> None:
@@ -108,11 +115,18 @@ class Activations:
     def _after_module(self, watched: Watched, output: object) -> None:
         with guard(self._fail):
             for tensor in islice(tensors_in(output), _MOST_TENSORS):
-                if self._known_reading(tensor) is None:
-                    if self._last is not None and not self._is_close:
-                        self._last.consumers.append((watched.name, watched.kind))
+                made = self._known_reading(tensor)
+                if made is None:
                     made = self._take("forward", tensor, watched.name, watched.kind, "its output")
-                    self._last = made or self._last
+                if made is not None and not self._is_close and watched.is_block:
+                    self._chain(made, tensor, watched)
+
+    def _chain(self, made: Reading, tensor: torch.Tensor, watched: Watched) -> None:
+        """Read the gradient of a block's output; who uses it is taken to be the next block."""
+        if self._last is not None:
+            self._last.consumers.append((watched.name, watched.kind))
+        self._last = made
+        self._hook(made, tensor)
 
     def _known_reading(self, tensor: torch.Tensor) -> Reading | None:
         """Return what is known of this very tensor, if nothing has been written to it since."""
@@ -137,12 +151,17 @@ class Activations:
         reading.is_exact, reading.is_output = self._is_close, is_output
         self._known[id(tensor)] = (weakref.ref(tensor), _version(tensor), reading)
         self._read(reading, tensor)
+        if self._is_close or is_output:
+            self._hook(reading, tensor)
+        if reading.place in self.suspects and tensor.grad_fn is not None:
+            self._nodes[reading.place] = tensor.grad_fn
+        return reading
+
+    def _hook(self, reading: Reading, tensor: torch.Tensor) -> None:
+        """Read the gradient of a tensor when the backward pass has it."""
         node: Any = tensor.grad_fn
         if node is not None and not _is_compiled_backward():
             node.register_prehook(self._gradient_hook(reading, tensor.output_nr))
-            if reading.place in self.suspects:
-                self._nodes[reading.place] = node
-        return reading
 
     def _gradient_hook(self, reading: Reading, number: int) -> Callable[..., None]:
         def hook(gradients: Sequence[torch.Tensor | None]) -> None:

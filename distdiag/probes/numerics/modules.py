@@ -8,7 +8,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from distdiag.probes.models.modules import ModuleHook, clean_name, is_compiled, own_modules
+from distdiag.probes.models.modules import (
+    ModuleHook,
+    clean_name,
+    is_compiled,
+    own_modules,
+    own_parameters,
+)
 
 _MOST_MODULES: Final = 4096
 """Of a model with more modules the first ones are read: hooks of all would take milliseconds."""
@@ -24,6 +30,7 @@ class Watched(NamedTuple):
     kind: str
     parent: str
     parent_kind: str
+    is_block: bool = False
 
 
 def class_name(module: nn.Module) -> str:
@@ -41,7 +48,22 @@ def block_modules(root: nn.Module) -> list[Watched]:
 
     A list of layers is looked into, however deep it stands; a layer is not.
     """
-    return list(_walk(root, _holds_list))[:_MOST_MODULES]
+    blocks = [each._replace(is_block=True) for each in _walk(root, _holds_list)]
+    return blocks[:_MOST_MODULES]
+
+
+def computing_modules(root: nn.Module) -> list[Watched]:
+    """Return the blocks, and in them the modules with parameters of their own, in their order.
+
+    Others compute on single elements as a rule: what they make of finite numbers is finite.
+    """
+    blocks = {id(each.module) for each in block_modules(root)}
+    found = [
+        each._replace(is_block=id(each.module) in blocks)
+        for each in all_modules(root)
+        if id(each.module) in blocks or own_parameters(each.module)
+    ]
+    return found
 
 
 def _holds_list(module: nn.Module) -> bool:

@@ -84,7 +84,7 @@ class NumericsProbe(Probe):
         self._is_light = is_light
         self._models = ModelNames()
         self._names = TensorNames(models.roots, self._models)
-        self._activations = Activations(self._read, self.fail)
+        self._activations = Activations(self._read, self.fail, is_light=is_light)
         self._bare = BareModels(models, self.enter, self.leave)
         self._near = NearLimits(recorder)
         self._inside: object = None
