@@ -50,7 +50,7 @@ QUICK = {
 WORDS = {
     "forward": "forward pass",
     "loss": "loss",
-    "input": "is given",
+    "input": "an input of",
     "backward": "backward pass",
     "update": "after the step of its optimizer",
     "gradient": "own backward pass",

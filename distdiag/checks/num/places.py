@@ -48,7 +48,7 @@ def place_phrase(place: NonFinitePlace) -> str:
         case "loss":
             return "the loss, computed outside of all modules from finite outputs"
         case "input":
-            return f"what the {place.kind} is given"
+            return f"an input of the {place.kind}"
         case "parameter" | "buffer":
             return f"{_named(place)} of {where}, before the forward pass"
         case "forward" if place.what == "its output":

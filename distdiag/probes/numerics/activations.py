@@ -13,13 +13,13 @@ from torch import nn
 
 from distdiag.events.numerics import Stage
 from distdiag.probes.guard import guard
+from distdiag.probes.models.registry import class_of
 from distdiag.probes.numerics.hiding import hiding_operation
 from distdiag.probes.numerics.modules import (
     ForwardHooks,
     Watched,
     all_modules,
     block_modules,
-    class_name,
     computing_modules,
 )
 from distdiag.probes.numerics.ranges import Reading
@@ -63,7 +63,7 @@ class Activations:
     def begin(self, root: nn.Module, model: str, given: object, *, is_close: bool) -> None:
         """Begin to read a forward pass of a model: all modules if `is_close`, else blocks."""
         self.clear()
-        self._model, self._kind, self._is_close = model, class_name(root), is_close
+        self._model, self._kind, self._is_close = model, class_of(root), is_close
         for tensor in islice(tensors_in(given), _MOST_TENSORS):
             self._take("input", tensor, "", self._kind, "an input")
         self._hooks.add(self._modules_of(root), with_inputs=is_close)

@@ -152,10 +152,10 @@ class NumericsProbe(Probe):
     def enter(self, forward: object, root: nn.Module, given: object) -> None:
         """Begin to read a forward pass of the training, unless it is part of another one."""
         if self._inside is None and root.training and not self._activations.is_in_backward:
-            self._enter(forward, root, given)
+            self._begin_forward(forward, root, given)
 
     @guarded
-    def _enter(self, forward: object, root: nn.Module, given: object) -> None:
+    def _begin_forward(self, forward: object, root: nn.Module, given: object) -> None:
         self._activations.clear()  # an exception may have ended the last pass
         if not is_grad_enabled():
             return
@@ -176,10 +176,10 @@ class NumericsProbe(Probe):
         """End the reading of this forward pass."""
         if self._inside is forward:
             self._inside = None
-            self._leave(output)
+            self._end_forward(output)
 
     @guarded
-    def _leave(self, output: object) -> None:
+    def _end_forward(self, output: object) -> None:
         self._activations.end(output)
         self._push()
 
