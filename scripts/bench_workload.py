@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from distdiag.agent.agent import RankAgent
 from distdiag.config import Config
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PROBES, Wiring
+from distdiag.probes.catalogue import Wiring, find_probes
 from distdiag.record.signals import Signals
 
 Step = Callable[[], None]
@@ -77,7 +77,7 @@ def time_block(step: Step, num_steps: int) -> float:
 def install(agent: RankAgent) -> list[Probe]:
     """Install fresh probes of all kinds on the recorder of the agent that runs."""
     wiring = Wiring(agent.recorder, Signals(), Config())
-    probes = [probe for spec in PROBES for probe in spec.make(wiring)]
+    probes = [probe for spec in find_probes() for probe in spec.make(wiring)]
     for probe in probes:
         probe.install()
     return probes

@@ -281,7 +281,7 @@ class StepFeeds(Probe):
         @like(original)
         def pre_forward(self_: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if not torch.compiler.is_compiling():
-                _FEEDS[number].enter(self_, self_, (args, kwargs))
+                _FEEDS[number].tell_started(self_, (args, kwargs))
             return original(self_, *args, **kwargs)
 
         return pre_forward
@@ -293,10 +293,18 @@ class StepFeeds(Probe):
         @like(original)
         def post_forward(self_: object, *args: object, **kwargs: object) -> object:
             if not torch.compiler.is_compiling():
-                _FEEDS[number].leave(self_, (args, kwargs))
+                _FEEDS[number].tell_ended(self_, (args, kwargs))
             return original(self_, *args, **kwargs)
 
         return post_forward
+
+    def tell_started(self, module: nn.Module, given: object) -> None:
+        """Tell all who want to know that DDP is given its inputs."""
+        self._moments.forward_started.emit(module, module, given)
+
+    def tell_ended(self, module: object, output: object) -> None:
+        """Tell them that its forward pass is over."""
+        self._moments.forward_ended.emit(module, output)
 
     def _after_wrap(self, _: object) -> None:
         self._is_changed = True

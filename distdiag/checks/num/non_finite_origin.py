@@ -1,0 +1,90 @@
+"""NUM001: the first NaN or infinity of a training, where and on which rank it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.num.places import (
+    place_phrase,
+    subject_of,
+    value_phrase,
+    what_came_of,
+)
+from distdiag.events.numerics import NonFinite
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.numerics import NonFiniteView, first_place
+
+_COMBINED = ("gradient", "update")
+_MOST_PLACES = 3
+
+
+class NonFiniteOrigin(Check[NonFiniteView]):
+    """A NaN or infinity is made, and reaches the loss or the gradients.
+
+    ## What you see
+    The loss becomes NaN on all ranks, often some steps later: a collective spreads the number of
+    one rank to the others, and an optimizer writes it into all parameters.
+
+    ## Example
+        attention = scores / mask.sum(-1)                   # wrong: 0 / 0 for an empty row
+        attention = scores / mask.sum(-1).clamp(min=1)      # right
+
+    ## How to fix
+    Look at the module and the rank that the finding names: its inputs were still finite. Common
+    causes are a division by zero, the logarithm or root of zero, an overflow of a 16-bit type,
+    memory that was never initialised, and a batch that holds such a number.
+
+    Changes: The training goes on with finite numbers.
+
+    Leaves: Parameters that are NaN by now: go back to a checkpoint from before the step.
+
+    ## When it is not a defect
+    The program notices such steps by itself and leaves them out on all ranks; the finding is a note
+    then. Silence it by `ignore = ["NUM001"]` in `distdiag.toml`.
+
+    ## References
+    - https://docs.pytorch.org/docs/stable/notes/numerical_accuracy.html
+    - https://docs.pytorch.org/docs/stable/autograd.html#anomaly-detection
+    """
+
+    code = "NUM001"
+    name = "non-finite-origin"
+    severity = Severity.ERROR
+
+    def check(self, view: NonFiniteView) -> Iterator[Finding]:
+        """Name where it began, and what other ranks met in consequence."""
+        culprits = view.culprits
+        event = view.by_rank[min(culprits)]
+        place = first_place(event)
+        word = value_phrase(place)
+        message = f"the first {word} of step {view.step} is {place_phrase(place)}"
+        if place.stage in _COMBINED and len(view.by_rank) > 1:
+            message += "; what each rank gave to it was not read"
+        if not view.is_harmful:
+            message += f"; {what_came_of(event)}"
+        yield self.finding(
+            message,
+            ranks=culprits,
+            step=view.step,
+            location=user_location(event.site.frames),
+            subjects=(subject_of(place),),
+            evidence=tuple(
+                Evidence(ranks=RankSet([rank]), summary=_met(each, rank in culprits))
+                for rank, each in sorted(view.by_rank.items())
+            ),
+            grade=Grade.PROVEN if view.is_harmful else Grade.NOTE,
+        )
+
+
+def _met(event: NonFinite, is_first: bool) -> str:
+    places = [place_phrase(each) for each in event.places[:_MOST_PLACES]]
+    more = event.num_places - len(places)
+    text = "met it " + ("first in " if is_first else "later: ") + "; then in ".join(places)
+    text += f" and {more} more places" if more > 0 else ""
+    if event.infinite:
+        text += f" (minus infinity, as in masks, in {place_phrase(event.infinite[0])})"
+    came = what_came_of(event)
+    return f"{text}; {came}" if came else text

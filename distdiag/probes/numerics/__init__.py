@@ -1,0 +1,18 @@
+"""Observes where numbers that are not finite begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distdiag.probes.base import Probe
+from distdiag.probes.catalogue import ProbeSpec, Wiring
+
+
+def _make(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.numerics.probe import Moments, NumericsProbe
+
+    moments = wiring.signals.pick(Moments)
+    return [NumericsProbe(wiring.recorder, moments, wiring.models, is_light=wiring.is_light)]
+
+
+PROBES = (ProbeSpec("numerics", ("torch", "torch.distributed.distributed_c10d"), _make),)

@@ -1,0 +1,126 @@
+"""The range of the values of tensors, which a device may still be computing."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from distdiag.events.numerics import Stage
+from distdiag.probes.gradients.weighted_sums import PendingValues
+from distdiag.probes.models.tensor_plans import local_part
+from distdiag.probes.tensors.bytes import is_readable
+
+_READ: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(slots=True)
+class Reading:
+    """One tensor that is read: where, and what was found.
+
+    `consumers` are names and classes of the modules that were given this very tensor; `is_output`:
+    the model has returned it. `parameter` refers to what is named only if need be.
+    """
+
+    stage: Stage
+    model: str
+    module: str
+    kind: str
+    what: str
+    number: int = 0
+    forward: int = 0
+    is_exact: bool = True
+    is_output: bool = False
+    consumers: list[tuple[str, str]] = field(default_factory=list)
+    parameter: weakref.ref[torch.Tensor] | None = None
+    dtype: torch.dtype | None = None
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Return what tells it from the other readings of a pass."""
+        return (self.model, self.module, self.what)
+
+    @property
+    def phrase(self) -> str:
+        """Return what was read, in words."""
+        return f"the output of {self.module}" if self.what == "its output" else self.what
+
+    @property
+    def value(self) -> str:
+        """Return ``nan``, ``inf``, ``-inf`` (nothing worse), or nothing if all is finite."""
+        if math.isnan(self.low) or math.isnan(self.high):
+            return "nan"
+        if math.inf in (self.low, self.high):
+            return "inf"
+        return "-inf" if self.low == -math.inf else ""
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether it is not finite, in a way that masks and the scores of what is left out are."""
+        value = self.value
+        is_mask_like = self.stage in ("input", "forward", "buffer")
+        return value in ("nan", "inf") or (value == "-inf" and not is_mask_like)
+
+    @property
+    def largest(self) -> float:
+        """Return the greatest absolute value."""
+        return max(abs(self.low), abs(self.high))
+
+
+def range_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return the least and the greatest value of a tensor, None if it has none that can be read.
+
+    NaN makes both NaN. Within the guard: the tensors that are returned are on its device.
+    """
+    local = local_part(tensor).detach()
+    if local.dtype not in _READ or not is_readable(local) or not local.numel():
+        return None
+    return list(torch.aminmax(local))
+
+
+def ranges_of(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor] | None]:
+    """Return the same of many tensors, with few kernels on a GPU: there the maximum norm, twice."""
+    found: list[list[torch.Tensor] | None] = [None] * len(tensors)
+    on_gpu: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    locals_ = [local_part(tensor).detach() for tensor in tensors]
+    for index, local in enumerate(locals_):
+        if local.device.type != "cuda":
+            found[index] = range_of(local)
+        elif local.dtype in _READ and is_readable(local) and local.numel():
+            on_gpu.setdefault((local.device, local.dtype), []).append(index)
+    for indices in on_gpu.values():
+        norms = torch._foreach_norm([locals_[index] for index in indices], math.inf)
+        for index, norm in zip(indices, norms, strict=True):
+            found[index] = [norm]
+    return found
+
+
+class PendingRanges:
+    """Readings whose values may not be there yet."""
+
+    def __init__(self, readings: list[tuple[Reading, list[torch.Tensor]]]) -> None:
+        """Begin to bring the values to the host."""
+        self._readings = [(reading, len(tensors)) for reading, tensors in readings]
+        self._values = PendingValues([each for _, tensors in readings for each in tensors])
+
+    def take(self) -> list[Reading] | None:
+        """Return the readings with their values, None if they are not there yet; never wait."""
+        found = self._values.take()
+        if found is None:
+            return None
+        values = iter(found)
+        for reading, number in self._readings:
+            bounds = [next(values)[0] for _ in range(number)]
+            reading.low, reading.high = bounds[0], bounds[-1]
+        return [reading for reading, _ in self._readings]
+
+
+def parameter_reading(stage: Stage, parameter: torch.Tensor) -> Reading:
+    """Return a reading of a parameter that gets its name when it is needed."""
+    return Reading(stage, "", "", "", "", parameter=weakref.ref(parameter))
