@@ -71,9 +71,9 @@ class TypeMismatch(Check[UpdateView]):
         groups: dict[str, list[int]] = {}
         for rank, tensors in by_rank.items():
             groups.setdefault(_types(tensors[names[0]]), []).append(rank)
-        sizes = sorted(len(ranks) for ranks in groups.values())
-        is_tie = sizes[0] == sizes[-1]
-        odd = RankSet(by_rank) if is_tie else RankSet(min(groups.values(), key=lambda group: len(list(group))))
+        by_size = sorted((len(ranks), ranks) for ranks in groups.values())
+        is_tie = by_size[0][0] == by_size[-1][0]
+        odd = RankSet(by_rank) if is_tie else RankSet(by_size[0][1])
         held = [f"{what} on {RankSet(ranks).phrase()}" for what, ranks in groups.items()]
         look = view.by_rank[min(odd)][-1]
         return self.finding(

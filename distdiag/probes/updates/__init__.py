@@ -31,7 +31,37 @@ def _scalers(wiring: Wiring) -> Sequence[Probe]:
     return [ScalerProbe(wiring.recorder, wiring.signals.optimizer_stepping)]
 
 
+def _autocast(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.updates.autocast_casts import AutocastCasts
+
+    signals = wiring.signals
+    return [AutocastCasts(wiring.recorder, signals.optimizer_stepping, signals.backward_started)]
+
+
+def _buffer_casts(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.updates.buffer_casts import BufferCasts
+
+    return [BufferCasts(wiring.recorder)]
+
+
+def _reduction_types(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.updates.reduction_types import ReductionTypes
+
+    return [ReductionTypes(wiring.recorder)]
+
+
 PROBES = (
     ProbeSpec("updates", ("torch",), _updates),
     ProbeSpec("scalers", ("torch",), _scalers),
+    ProbeSpec("autocast-casts", ("torch",), _autocast),
+    ProbeSpec("buffer-casts", ("torch",), _buffer_casts),
+    ProbeSpec(
+        "reduction-types",
+        (
+            "torch",
+            "torch.distributed.fsdp",
+            "torch.distributed.fsdp._fully_shard._fsdp_param",
+        ),
+        _reduction_types,
+    ),
 )
