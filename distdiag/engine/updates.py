@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere
 from distdiag.events.base import Event
@@ -16,7 +16,16 @@ from distdiag.events.updates import (
     ScalerStep,
 )
 from distdiag.views.base import View
-from distdiag.views.updates import Looks, ScalerView, SkippingView, UpdateView
+from distdiag.views.updates import (
+    CastsView,
+    Looks,
+    PositionsView,
+    ReductionView,
+    ScalerView,
+    SeenView,
+    SkippingView,
+    UpdateView,
+)
 
 _NO_STEP: Final = NothingThere("optimizer steps", "no optimizer step with gradients was looked at")
 _NO_SCALER: Final = NothingThere("gradient scalers", "no gradient scaler was used")
@@ -30,6 +39,11 @@ _NO_POSITIONS: Final = NothingThere(
 _NO_AUTOCAST: Final = NothingThere(
     "steps within autocast", "no optimizer stepped inside an autocast region"
 )
+_VIEWS: Final[Mapping[type[Event], type[SeenView[Any]]]] = {
+    ReducedInType: ReductionView,
+    PositionsRounded: PositionsView,
+    CastsReused: CastsView,
+}
 _MOST_LOOKS: Final = 64
 _MOST_OPEN: Final = 4096
 
@@ -40,28 +54,30 @@ class UpdateAligner(Aligner):
     """Shows the looked-at steps of an optimizer when all ranks have taken the same one."""
 
     needs = (OptimizerUpdate, ReducedInType, PositionsRounded, CastsReused)
-    builds = (UpdateView, ReducedInType, PositionsRounded, CastsReused)
+    builds = (UpdateView, ReductionView, PositionsView, CastsView)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._looks: dict[_Optimizer, dict[int, Looks]] = {}
         self._shown: dict[_Optimizer, int] = {}
-        self._seen: set[type[Event]] = set()
+        self._seen: dict[type[Event], dict[str, dict[int, Event]]] = {}
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
         never: dict[type[Event], tuple[type[View | Event], Gap]] = {
-            OptimizerUpdate: (UpdateView, LIGHT if self.job.only_start else _NO_STEP),
-            ReducedInType: (ReducedInType, _NO_FSDP),
-            PositionsRounded: (PositionsRounded, _NO_POSITIONS),
-            CastsReused: (CastsReused, _NO_AUTOCAST),
+            ReducedInType: (ReductionView, _NO_FSDP),
+            PositionsRounded: (PositionsView, _NO_POSITIONS),
+            CastsReused: (CastsView, _NO_AUTOCAST),
         }
-        return {view: gap for kind, (view, gap) in never.items() if kind not in self._seen}
+        gaps = {view: gap for kind, (view, gap) in never.items() if kind not in self._seen}
+        if not self._looks:
+            gaps[UpdateView] = LIGHT if self.job.only_start else _NO_STEP
+        return gaps
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in a step that one rank has looked at."""
-        self._seen.add(type(event))
         if not isinstance(event, OptimizerUpdate):
+            yield from self._note(event)
             return
         key = (event.optimizer, event.model)
         by_rank = self._looks.setdefault(key, {})
@@ -77,6 +93,19 @@ class UpdateAligner(Aligner):
             number = max(looks[-1].number for looks in by_rank.values())
             if number > self._shown.get(key, -1):
                 yield self._view(by_rank, number)
+        for kind, subjects in self._seen.items():
+            for seen in subjects.values():
+                if not seen.keys() >= set(self.job.world):
+                    yield _VIEWS[kind](dict(sorted(seen.items())))
+
+    def _note(self, event: Event) -> Iterator[View]:
+        """Take in what a rank has seen of a thing that is the same on all of them."""
+        subject = getattr(event, "parameter", "") or getattr(event, "buffer", "")
+        by_rank = self._seen.setdefault(type(event), {}).setdefault(subject, {})
+        is_new = event.rank not in by_rank
+        by_rank.setdefault(event.rank, event)
+        if is_new and by_rank.keys() >= set(self.job.world):
+            yield _VIEWS[type(event)](dict(sorted(by_rank.items())))
 
     def _view(self, by_rank: Mapping[int, Looks], number: int) -> UpdateView:
         shown = {
@@ -128,6 +157,7 @@ class ScalerAligner(Aligner):
     def _know(self, plan: ModelPlan) -> None:
         if any(tensor.requires_grad for tensor in plan.tensors):
             ranks = kept_ranks(plan.tensors) or reducing_ranks(plan.tensors)
+            ranks = ranks.union(*(tensor.split_over for tensor in plan.tensors))
             if plan.rank in ranks and len(ranks) > 1:
                 self._groups.setdefault(plan.rank, set()).add(frozenset(ranks))
 

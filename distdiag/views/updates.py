@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Generic, TypeVar
 
 from distdiag.config.numerics import NumericsConfig
+from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
-from distdiag.events.updates import OptimizerUpdate, ScalerStep, TensorUpdate
+from distdiag.events.updates import (
+    CastsReused,
+    OptimizerUpdate,
+    PositionsRounded,
+    ReducedInType,
+    ScalerStep,
+    TensorUpdate,
+)
 from distdiag.views.base import View
+
+E = TypeVar("E", bound=Event)
 
 Looks = tuple[OptimizerUpdate, ...]
 """Steps of one optimizer on one rank, in their order."""
@@ -81,6 +91,42 @@ def _is_lost(one: TensorUpdate) -> bool:
     is_still = one.num_unchanged >= least and one.num_moved <= one.num_sampled - least
     has_rate = one.learning_rate > 0 and not one.keeps_precision
     return one.num_sampled > 0 and is_still and has_rate
+
+
+@dataclass(frozen=True, slots=True)
+class SeenView(View, Generic[E]):
+    """What ranks have seen of one thing, when all of them have, or at the end."""
+
+    is_of_one_rank: ClassVar[bool] = True
+    by_rank: Mapping[int, E]
+
+    @property
+    def any_event(self) -> E:
+        """What the lowest rank has seen."""
+        return self.by_rank[min(self.by_rank)]
+
+    @property
+    def ranks(self) -> RankSet:
+        """Who has seen it."""
+        return RankSet(self.by_rank)
+
+
+class ReductionView(SeenView[ReducedInType]):
+    """A gradient that is summed over an axis of a mesh in a narrower type than it should."""
+
+    __slots__ = ()
+
+
+class PositionsView(SeenView[PositionsRounded]):
+    """A buffer of positions that a cast has rounded."""
+
+    __slots__ = ()
+
+
+class CastsView(SeenView[CastsReused]):
+    """A step between two passes of one autocast region."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
-from distdiag.events.ranks import RankSet
-from distdiag.events.updates import ReducedInType
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Finding, Severity
+from distdiag.views.updates import ReductionView
 
 
-class ReductionType(Check[ReducedInType]):
+class ReductionType(Check[ReductionView]):
     """Gradients are summed over one axis of a mesh in another type than the policy asks for.
 
     ## What you see
@@ -46,16 +45,16 @@ class ReductionType(Check[ReducedInType]):
     name = "reduction-type"
     severity = Severity.WARNING
 
-    def check(self, view: ReducedInType) -> Iterator[Finding]:
-        """Report what a rank has seen: the probe writes it down only if the types differ."""
-        ranks = RankSet([view.rank])
+    def check(self, view: ReductionView) -> Iterator[Finding]:
+        """Report what ranks have seen: the probe writes it down only if the types differ."""
+        seen = view.any_event
         yield self.finding(
-            f"the gradient of {view.parameter} is summed over the {view.axis_size} ranks of axis "
-            f"{view.axis} in {view.dtype}, though its policy says reduce_dtype={view.reduce_dtype}",
-            ranks=ranks,
-            step=view.step,
-            location=user_location(view.site.frames),
-            subjects=(view.parameter,),
-            evidence=f"FSDP2 gives the sum over {view.axis} a gradient in {view.dtype}, and casts "
-            f"it to {view.reduce_dtype} behind it",
+            f"the gradient of {seen.parameter} is summed over the {seen.axis_size} ranks of axis "
+            f"{seen.axis} in {seen.dtype}, though its policy says reduce_dtype={seen.reduce_dtype}",
+            ranks=view.ranks,
+            step=seen.step,
+            location=user_location(seen.site.frames),
+            subjects=(seen.parameter,),
+            evidence=f"FSDP2 gives the sum over {seen.axis} a gradient in {seen.dtype}, and casts "
+            f"it to {seen.reduce_dtype} behind it",
         )

@@ -4,17 +4,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.events.ranks import RankSet
-from distdiag.events.updates import PositionsRounded
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.updates import PositionsView
 
 _LARGEST_ERROR: Final = 0.1
 """In radians. Sine and cosine in bfloat16 are rounded by 0.002 themselves; fifty times that is what
 no rounding of results explains."""
 
 
-class RoundedPositions(Check[PositionsRounded]):
+class RoundedPositions(Check[PositionsView]):
     """A cast of the whole model rounded a buffer that turns positions into angles.
 
     ## What you see
@@ -48,34 +47,35 @@ class RoundedPositions(Check[PositionsRounded]):
     name = "rounded-positions"
     severity = Severity.WARNING
 
-    def check(self, view: PositionsRounded) -> Iterator[Finding]:
+    def check(self, view: PositionsView) -> Iterator[Finding]:
         """Compare the error of the last angle with what rounding of a result explains."""
-        if not view.largest_value > 0:
+        seen, ranks = view.any_event, view.ranks
+        if not seen.largest_value > 0:
             return
-        last = view.largest_angle / view.largest_value
-        error = last * view.largest_error
+        last = seen.largest_angle / seen.largest_value
+        error = last * seen.largest_error
         if not error > _LARGEST_ERROR:
             return
-        ranks, location = RankSet([view.rank]), user_location(view.site.frames)
+        location = user_location(seen.site.frames)
         yield self.finding(
-            f"{view.buffer} of {view.model} was cast from {view.dtype_before} to {view.dtype}, "
+            f"{seen.buffer} of {seen.model} was cast from {seen.dtype_before} to {seen.dtype}, "
             f"which changes angles by up to {error:.2g} rad at position {last:.0f}",
             ranks=ranks,
-            step=view.step,
+            step=seen.step,
             location=location,
-            subjects=(view.buffer,),
+            subjects=(seen.buffer,),
             grade=Grade.LIKELY,
             confidence=0.9,
             evidence=(
                 Evidence(
                     ranks=ranks,
-                    summary=f"the cast changes an element by {view.largest_error:.2g}",
+                    summary=f"the cast changes an element by {seen.largest_error:.2g}",
                     location=location,
                 ),
                 Evidence(
                     ranks=ranks,
-                    summary=f"{view.function} is given angles of up to {view.largest_angle:.4g}, "
-                    f"products of positions and {view.buffer}",
+                    summary=f"{seen.function} is given angles of up to {seen.largest_angle:.4g}, "
+                    f"products of positions and {seen.buffer}",
                 ),
             ),
         )

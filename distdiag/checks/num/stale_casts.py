@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
-from distdiag.events.ranks import RankSet
-from distdiag.events.updates import CastsReused
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Severity
+from distdiag.views.updates import CastsView
 
 
-class StaleCasts(Check[CastsReused]):
+class StaleCasts(Check[CastsView]):
     """A forward pass uses casts of weights that autocast made before the optimizer's step.
 
     ## What you see
@@ -48,22 +47,23 @@ class StaleCasts(Check[CastsReused]):
     name = "stale-casts"
     severity = Severity.WARNING
 
-    def check(self, view: CastsReused) -> Iterator[Finding]:
-        """Report what a rank has seen: the probe writes it down only where it happens."""
-        ranks, location = RankSet([view.rank]), user_location(view.step_site.frames)
+    def check(self, view: CastsView) -> Iterator[Finding]:
+        """Report what ranks have seen: the probe writes it down only where it happens."""
+        seen, ranks = view.any_event, view.ranks
+        location = user_location(seen.step_site.frames)
         yield self.finding(
-            f"{view.optimizer} steps inside an autocast region, and a pass behind it uses casts to "
-            f"{view.dtype} from before the step",
+            f"{seen.optimizer} steps inside an autocast region, and a pass behind it uses casts to "
+            f"{seen.dtype} from before the step",
             ranks=ranks,
-            step=view.step,
+            step=seen.step,
             location=location,
-            subjects=(view.optimizer,),
+            subjects=(seen.optimizer,),
             evidence=(
                 Evidence(ranks=ranks, summary="steps here", location=location),
                 Evidence(
                     ranks=ranks,
                     summary="runs the next backward pass here, in the same region",
-                    location=user_location(view.site.frames),
+                    location=user_location(seen.site.frames),
                 ),
             ),
         )

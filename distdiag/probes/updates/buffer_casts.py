@@ -150,7 +150,7 @@ class BufferCasts(Probe):
         for name in ("cos", "sin"):
             wrap = self._call_before(partial(self._before_angle, name))
             self._patches.wrap(torch, name, wrap)
-            self._patches.wrap(torch._C.TensorBase, name, wrap)
+            self._patches.add(torch.Tensor, name, wrap)
 
     def _begin(self, reference: weakref.ref[_Watched], *_: object) -> None:
         watched = reference()
