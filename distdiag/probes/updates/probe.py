@@ -78,6 +78,7 @@ class UpdateProbe(Probe):
         self._own_steps = own_steps
         self._name_of = name_of
         self._optimizers: WeakMap[torch.optim.Optimizer, _Optimizer] = WeakMap()
+        self._num_made: dict[str, int] = {}
         self._looks: WeakMap[torch.optim.Optimizer, _Look] = WeakMap()
         self._waiting: deque[tuple[dict[str, Any], list[TensorUpdate], PendingValues]]
         self._waiting = deque(maxlen=_MOST_WAITING)
@@ -126,7 +127,7 @@ class UpdateProbe(Probe):
     def _label(self, optimizer: torch.optim.Optimizer) -> str:
         """Name an optimizer after its class, with a number from the second one on."""
         kind = type(optimizer).__name__
-        number = 1 + sum(each.label.partition("#")[0] == kind for each in self._optimizers.values())
+        number = self._num_made[kind] = self._num_made.get(kind, 0) + 1
         return kind if number == 1 else f"{kind}#{number}"
 
     def _sampled(self, optimizer: torch.optim.Optimizer) -> list[Sampled]:
