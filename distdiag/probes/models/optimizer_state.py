@@ -104,7 +104,7 @@ def fields_of(
     states = [state for state in optimizer.state.values() if isinstance(state, dict)]
     members = {id(parameter) for parameter in held}
     stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
-    counts = [_count(state["step"]) for state in states if "step" in state]
+    counts = [count_of(state["step"]) for state in states if "step" in state]
     return {
         "num_parameters": len(held),
         "num_without_gradient": sum(parameter.grad is None for parameter in held),
@@ -115,7 +115,7 @@ def fields_of(
         "num_stateless": len(members - stateful),
         "stateless": _names(named, members - stateful),
         "replaced": _replaced(foreign, named, owners_of(optimizers, {})),
-        "learning_rates": tuple(_rate(group) for group in optimizer.param_groups),
+        "learning_rates": tuple(rate_of(group) for group in optimizer.param_groups),
         "least_count": min(counts, default=-1),
         "greatest_count": max(counts, default=-1),
     }
@@ -215,7 +215,8 @@ def _names(named: dict[int, tuple[str, torch.Tensor]], parameters: set[int]) -> 
     return tuple(names[:MOST_NAMES])
 
 
-def _rate(group: dict[str, Any]) -> float:
+def rate_of(group: Mapping[str, Any]) -> float:
+    """Return the learning rate of a group, NaN where reading it would wait."""
     rate = group.get("lr", 0.0)
     # Reading a rate from the device would wait for it.
     if isinstance(rate, torch.Tensor) and not (rate.is_cpu and is_readable(rate)):
@@ -223,7 +224,8 @@ def _rate(group: dict[str, Any]) -> float:
     return float(rate)
 
 
-def _count(count: Untyped) -> int:
+def count_of(count: Untyped) -> int:
+    """Return a step counter of an optimizer's state, -1 where reading it would wait."""
     if isinstance(count, torch.Tensor):
         is_there = type(count) is torch.Tensor and count.is_cpu and is_readable(count)
         return int(count) if is_there and count.numel() == 1 else -1

@@ -1,0 +1,74 @@
+"""NUM016: gradients grow at each looked-at step."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import isfinite
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.num.gradient_norms import total_norms
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.views.updates import NUM_LOOKS, UpdateView
+
+_GROWTH: Final = 10.0
+"""Three times in a row: a thousandfold, as far as from the norm to which recipes clip to
+`largest_gradient_norm`."""
+
+
+class ExplodingGradient(Check[UpdateView]):
+    """Gradients grow tenfold from one looked-at step to the next, or are very large.
+
+    ## What you see
+    The loss rises, and becomes inf or NaN a few steps later.
+
+    ## Example
+        optimizer.step()                                        # wrong: as large as they come
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # right: bounded before the step
+        optimizer.step()
+
+    ## How to fix
+    Lower the learning rate or warm it up, and clip gradients before the step.
+
+    Changes: Steps are smaller.
+
+    Leaves: The direction of the gradients.
+
+    ## When it is not a defect
+    The loss is a sum over many tokens, and the optimizer does not depend on its scale. Gradients
+    that are large and do not grow are only a note.
+
+    If so, add `ignore = ["NUM016"]` to `distdiag.toml`, or set `largest_gradient_norm`.
+
+    ## References
+    - https://arxiv.org/abs/1211.5063
+    """
+
+    code = "NUM016"
+    name = "exploding-gradient"
+    severity = Severity.WARNING
+
+    def check(self, view: UpdateView) -> Iterator[Finding]:
+        """Compare the norms of all gradients at steps that follow each other."""
+        most = view.numerics.largest_gradient_norm
+        norms = [(look, norm) for look, norm in total_norms(view) if isfinite(norm)]
+        grown = norms[-NUM_LOOKS - 1 :]
+        grows = len(grown) > NUM_LOOKS and all(
+            before > 0 and now >= _GROWTH * before for (_, before), (_, now) in pairwise(grown)
+        )
+        is_large = len(norms) >= NUM_LOOKS and all(norm > most for _, norm in norms[-NUM_LOOKS:])
+        if not is_large and not (grows and norms[-1][1] > most):
+            return
+        shown = grown if grows else norms[-NUM_LOOKS:]
+        look = shown[0][0]
+        figures = ", ".join(f"{norm:.3g} at step {each.step}" for each, norm in shown)
+        yield self.finding(
+            f"the gradients of {view.title} {'grow' if grows else 'are large'}: norm {figures}",
+            ranks=view.ranks,
+            step=look.step,
+            location=user_location(look.site.frames),
+            subjects=(view.title,),
+            grade=Grade.LIKELY if grows else Grade.NOTE,
+            confidence=0.85,
+            evidence=f"more than {most:.3g} as the optimizer finds them",
+        )

@@ -1,0 +1,68 @@
+"""NUM015: all gradients of an optimizer are zero, or too small to change anything."""
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.num.gradient_norms import total_norms
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.views.updates import NUM_LOOKS, UpdateView
+
+
+class VanishedGradient(Check[UpdateView]):
+    """All gradients of an optimizer are zero on all ranks, or too small to change anything.
+
+    ## What you see
+    The loss stands still, or follows weight decay alone: gradients arrive at the optimizer, and
+    they are zero. A loss that is multiplied by an empty mask gives such gradients, or advantages
+    that are all the same.
+
+    ## Example
+        loss = (losses * mask).sum() / mask.sum().clamp(min=1)   # wrong where mask is all zero
+        assert mask.any(), "no token of this batch is trained on"  # right: find out why
+
+    ## How to fix
+    Look at what the loss is multiplied by: masks, advantages, coefficients, and whether labels are
+    all ignored.
+
+    Changes: The weights begin to move.
+
+    Leaves: The model.
+
+    ## When it is not a defect
+    The loss has reached its minimum. It is a warning only if the gradients were so from the first
+    step on.
+
+    If so, add `ignore = ["NUM015"]` to `distdiag.toml`, or set `smallest_gradient_norm`.
+
+    ## References
+    - https://github.com/modelscope/ms-swift/issues/5890
+    """
+
+    code = "NUM015"
+    name = "vanished-gradient"
+    severity = Severity.WARNING
+
+    def check(self, view: UpdateView) -> Iterator[Finding]:
+        """Judge the norm of all gradients at the last looked-at steps."""
+        least = view.numerics.smallest_gradient_norm
+        norms = total_norms(view)
+        last = norms[-NUM_LOOKS:]
+        if len(last) < NUM_LOOKS or not all(norm < least for _, norm in last):
+            return
+        was_always = all(norm < least for _, norm in norms)
+        has_rate = all(look.rate > 0 for look, _ in last)
+        look, norm = last[0]
+        steps = ", ".join(str(each.step) for each, _ in last)
+        is_zero = all(value == 0.0 for _, value in last)
+        yield self.finding(
+            f"all gradients of {view.title} are {'zero' if is_zero else 'nearly zero'} on "
+            f"{view.ranks.phrase()} at steps {steps}",
+            ranks=view.ranks,
+            step=look.step,
+            location=user_location(look.site.frames),
+            subjects=(view.title,),
+            grade=Grade.LIKELY if was_always and has_rate else Grade.NOTE,
+            confidence=0.85,
+            evidence=f"the norm of all gradients is {norm:.2g}, less than {least:.2g}",
+        )
