@@ -45,7 +45,7 @@ class _Pace:
 
 
 class NumbersAligner(Aligner):
-    """Shows what is logged, and the passes from each line, once they have doubled and at the end."""
+    """Shows what is logged, and the passes from each line, when they have doubled."""
 
     needs = (Logged, LossNumbers, ProbeDisabled)
     builds = (LoggedView, LossView)

@@ -175,7 +175,10 @@ class _Pass:
         if self._prediction is not None:
             num_classes, num_rows, place, targets = self._prediction
             labels = tuple(int(each) for each in values[targets] if each >= 0)
-            found["prediction"] = Prediction(num_classes, num_rows, *values[place], labels)
+            entropy, cross_entropy, share = values[place]
+            found["prediction"] = Prediction(
+                num_classes, num_rows, entropy, cross_entropy, share, labels
+            )
         found["clamps"] = tuple(
             Clamped(least, greatest, number, values[place][0])
             for least, greatest, number, place in self._clamps
