@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
+from math import prod
 from typing import Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.events.base import CallSite, Event
+from distdiag.events.data import EpochFed
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.logged import NOWHERE, CodesChosen, Logged, LossNumbers, MemoryUse, Warned
+from distdiag.events.models import ModelPlan, Moment
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
 from distdiag.views.logged import (
@@ -18,6 +21,7 @@ from distdiag.views.logged import (
     LoggedView,
     LossView,
     MemoryView,
+    ParameterView,
     WarningView,
 )
 
@@ -134,6 +138,36 @@ class NumbersAligner(Aligner):
         return LossView(self._site_of[place], by_rank, self._series(), self.job.numerics)
 
 
+_NO_MODEL: Final = NothingThere("models", "no model was seen")
+
+
+class ParameterAligner(Aligner):
+    """Shows the sizes of the tensors of each model, once all of one rank are known."""
+
+    needs = (ModelPlan,)
+    builds = (ParameterView,)
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._sizes: dict[tuple[int, str], dict[str, int]] = {}
+        self._shown: set[str] = set()
+
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether there was a model."""
+        return {} if self._shown else {ParameterView: _NO_MODEL}
+
+    def feed(self, event: Event) -> Iterator[View]:
+        """Take in a part of the plan of a model."""
+        assert isinstance(event, ModelPlan)
+        if event.model in self._shown or event.moment is not Moment.START:
+            return
+        sizes = self._sizes.setdefault((event.rank, event.model), {})
+        sizes.update({tensor.name: prod(tensor.shape) for tensor in event.tensors})
+        if event.first + len(event.tensors) >= event.total:
+            self._shown.add(event.model)
+            yield ParameterView(event.model, event.rank, sizes, event.site, self.job.numerics)
+
+
 _NO_CODES: Final = NothingThere("codebooks", "no code was chosen by its distance")
 
 
@@ -162,7 +196,8 @@ class CodesAligner(Aligner):
 
     def end(self) -> Iterator[View]:
         """Show all windows."""
-        yield from map(self._view, self._windows)
+        for codebook in self._windows:
+            yield self._view(codebook)
 
     def _view(self, codebook: str) -> CodebookView:
         by_rank = {r: tuple(each) for r, each in sorted(self._windows[codebook].items())}
@@ -202,12 +237,13 @@ _NO_MEMORY: Final = NothingThere("measured memory", "the memory of no training s
 class MemoryAligner(Aligner):
     """Shows how memory grows when its samples have doubled, and at the end."""
 
-    needs = (MemoryUse,)
+    needs = (EpochFed, MemoryUse)
     builds = (MemoryView,)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._samples: dict[str, dict[int, deque[MemoryUse]]] = {}
+        self._first_passes: dict[int, int] = {}
         self._pace = _Pace()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
@@ -216,6 +252,10 @@ class MemoryAligner(Aligner):
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one sample of one rank; of one step the last counts."""
+        if isinstance(event, EpochFed):
+            if event.end >= 0 and event.num_backwards:
+                self._first_passes.setdefault(event.rank, event.step)
+            return
         assert isinstance(event, MemoryUse)
         by_rank = self._samples.setdefault(event.memory, {})
         samples = by_rank.setdefault(event.rank, deque(maxlen=MOST_VALUES))
@@ -227,8 +267,9 @@ class MemoryAligner(Aligner):
 
     def end(self) -> Iterator[View]:
         """Show all samples."""
-        yield from map(self._view, self._samples)
+        for memory in self._samples:
+            yield self._view(memory)
 
     def _view(self, memory: str) -> MemoryView:
         by_rank = {r: tuple(each) for r, each in sorted(self._samples[memory].items())}
-        return MemoryView(memory, by_rank)
+        return MemoryView(memory, by_rank, dict(self._first_passes))

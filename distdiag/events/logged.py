@@ -1,6 +1,7 @@
 """What is observed of the numbers of a training: those that it logs, and those of its losses."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import msgspec
 
@@ -114,8 +115,20 @@ class CodesChosen(Event, frozen=True, kw_only=True):
     site: CallSite = NOWHERE
 
 
+WARNINGS: Final[Mapping[str, str]] = {
+    "one-sample-variance": "degrees of freedom is <= 0",
+    "scheduler-before-optimizer": "`lr_scheduler.step()` before `optimizer.step()`",
+    "checkpoint-without-gradient": "None of the inputs have requires_grad=True",
+    "broadcast-target": "Using a target size",
+    "gradient-of-no-leaf": "The .grad attribute of a Tensor that is not a leaf Tensor",
+    "mean-of-nothing": "Mean of empty slice",
+    "dropped-imaginary-part": "Casting complex values to real discards the imaginary part",
+}
+"""Warnings whose cause is known: a topic, and the words by which each is known."""
+
+
 class Warned(Event, frozen=True, kw_only=True):
-    """A warning was shown, or asked to be shown, whose text a check knows the cause of."""
+    """A warning of one of the topics of `WARNINGS` was shown."""
 
     topic: str
     text: str
@@ -129,7 +142,8 @@ class MemoryUse(Event, frozen=True, kw_only=True):
     `memory` ``host``: `used_bytes` are resident in the process, and `limit_bytes` is what it may
     reach before the kernel ends it: what it holds, and what is left in its container or machine.
     ``gpu``: those that tensors of the process hold on `device`, of all its memory; `reserved_bytes`
-    are kept by torch's allocator, `peak_bytes` was the most that tensors have held.
+    are kept by torch's allocator, `peak_bytes` was the most that tensors have held. `num_batches`
+    were made by loaders until then.
     """
 
     memory: Literal["host", "gpu"]
@@ -138,3 +152,4 @@ class MemoryUse(Event, frozen=True, kw_only=True):
     device: int = -1
     reserved_bytes: int = 0
     peak_bytes: int = 0
+    num_batches: int = 0

@@ -107,11 +107,33 @@ class WarningView(View):
 
 
 @dataclass(frozen=True, slots=True)
+class ParameterView(View):
+    """The numbers of elements of the tensors of a model, as one rank holds it at the start."""
+
+    model: str
+    rank: int
+    sizes: Mapping[str, int]
+    site: CallSite
+    thresholds: NumericsConfig = USUAL
+
+    is_of_one_rank: ClassVar[bool] = True
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said of the model of another rank: all have the same."""
+        return "parameters", self.model
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryView(View):
-    """How the memory of one kind has developed on each rank: samples at ever higher steps."""
+    """How the memory of one kind has developed on each rank: samples at ever higher steps.
+
+    `first_passes` are the steps at which ranks had read a whole data set for the first time.
+    """
 
     memory: str
     by_rank: Mapping[int, tuple[MemoryUse, ...]]
+    first_passes: Mapping[int, int] = field(default_factory=dict)
 
     is_of_one_rank: ClassVar[bool] = True
 

@@ -35,6 +35,28 @@ def _losses(wiring: Wiring) -> Sequence[Probe]:
     return [LossNumberProbe(wiring.recorder, wiring.signals.pick(Moments))]
 
 
+def _warnings(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.logged.shown_warnings import ShownWarnings
+
+    return [ShownWarnings(wiring.recorder)]
+
+
+def _memory(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.logged.memory import StepMemory
+
+    return [StepMemory(wiring.recorder, wiring.signals.step_ended)]
+
+
+def _codebooks(wiring: Wiring) -> Sequence[Probe]:
+    if wiring.is_light:
+        return []
+    from distdiag.probes.logged.codebooks import CodeChoices
+    from distdiag.probes.models.registry import roots_of
+
+    # One process alone may have a codebook, too.
+    return [CodeChoices(wiring.recorder, lambda: roots_of(wiring.models.alive()))]
+
+
 def _library(module: str) -> ProbeSpec:
     def make(wiring: Wiring) -> Sequence[Probe]:
         from distdiag.probes.logged.loggers import LoggerCalls
@@ -47,5 +69,8 @@ def _library(module: str) -> ProbeSpec:
 PROBES = (
     ProbeSpec("logged-numbers", ("torch",), _log),
     ProbeSpec("loss-numbers", ("torch",), _losses),
+    ProbeSpec("shown-warnings", (), _warnings),
+    ProbeSpec("step-memory", ("torch",), _memory),
+    ProbeSpec("code-choices", ("torch",), _codebooks),
     *map(_library, _LIBRARIES),
 )
