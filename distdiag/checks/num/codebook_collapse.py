@@ -35,7 +35,7 @@ class CodebookCollapse(Check[CodebookView]):
 
     Changes: More codes are chosen.
 
-    Leaves: The decoder.
+    Leaves: The decoder, and the other losses.
 
     ## When it is not a defect
     The data have no more kinds than codes that are used. `codebook_use` in `[numerics]` sets the

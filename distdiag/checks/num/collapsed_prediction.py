@@ -40,7 +40,7 @@ class CollapsedPrediction(Check[LossView | LoggedView]):
 
     Changes: The predictions depend on the input again.
 
-    Leaves: The data.
+    Leaves: The data and how they are read.
 
     ## When it is not a defect
     There is one right answer to everything.

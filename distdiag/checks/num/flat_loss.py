@@ -37,7 +37,7 @@ class FlatLoss(Check[LossView]):
 
     Changes: The output depends on the input again.
 
-    Leaves: The loss function.
+    Leaves: The loss function, the data and the optimizer.
 
     ## When it is not a defect
     The loss is meant to be constant, as in a benchmark. Say so with `ignore = ["NUM032"]` in the

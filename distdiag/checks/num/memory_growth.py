@@ -44,7 +44,7 @@ class MemoryGrowth(Check[MemoryView]):
 
     Changes: Memory stays the same from step to step.
 
-    Leaves: The results.
+    Leaves: The results of each step as they are.
 
     ## When it is not a defect
     What is kept has an end before the memory has: a cache of the data set, or a run that is short.

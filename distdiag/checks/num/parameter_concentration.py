@@ -33,7 +33,7 @@ class ParameterConcentration(Check[ParameterView]):
 
     Changes: The size of the model.
 
-    Leaves: The other layers.
+    Leaves: The layers besides, and the data.
 
     ## When it is not a defect
     The table is meant to be that large. `parameter_share` in `[numerics]` sets the

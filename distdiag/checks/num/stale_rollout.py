@@ -18,9 +18,9 @@ from distdiag.views.logged import LoggedView, LossView
 ROUNDING: Final = 0.01
 """Log-probabilities of half precision, 2^-8, differ by so much between two ways to compute them."""
 LEAST_ROLLOUTS: Final = 6
-GROWTH: Final = 1.5
-"""Samples that are one update old differ by the same from rollout to rollout; those of weights that
-stay behind by ever more."""
+GROWTH: Final = 2.0
+"""Samples that are one update old differ by as much in the first rollouts as later on; those of
+weights that stay behind by ever more, until clipping holds the policy back."""
 LEAST_LOGGED: Final = 30
 LARGE: Final = 0.2
 """The usual range within which a policy may change in all updates from one batch."""
@@ -46,7 +46,7 @@ class StaleRollout(Check[LossView | LoggedView]):
 
     Changes: Samples come from the policy that is trained.
 
-    Leaves: The loss.
+    Leaves: The loss and the optimizer as they are.
 
     ## When it is not a defect
     The algorithm is meant for samples of older policies. Say so with `ignore = ["NUM034"]` in the
@@ -126,7 +126,7 @@ def is_stale(fresh: Fresh) -> bool:
         return False
     third = len(away) // 3
     is_off = min(away[-LEAST_ROLLOUTS:]) > ROUNDING
-    return is_off and fmean(away[-third:]) > GROWTH * fmean(away[1 : 1 + third])
+    return is_off and fmean(away[-third:]) > GROWTH * fmean(away[1:3])
 
 
 def has_drifted(values: Sequence[float]) -> bool:
@@ -136,5 +136,5 @@ def has_drifted(values: Sequence[float]) -> bool:
         return False
     third = len(away) // 3
     parts = [fmean(away[:third]), fmean(away[third : 2 * third]), fmean(away[-third:])]
-    began_right = fmean(away[:2]) < 2 * ROUNDING
+    began_right = away[0] < 2 * ROUNDING
     return began_right and parts == sorted(parts) and min(away[-third // 2 :]) > LARGE

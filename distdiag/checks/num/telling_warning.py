@@ -80,7 +80,7 @@ class TellingWarning(Check[WarningView]):
 
     Changes: The warning is gone, with its cause.
 
-    Leaves: All else.
+    Leaves: All that does not depend on it.
 
     ## When it is not a defect
     The program uses none of what the warning is about. Silence it by `warnings.filterwarnings`, or

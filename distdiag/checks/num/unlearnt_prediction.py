@@ -38,9 +38,9 @@ class UnlearntPrediction(Check[LossView]):
     learning rate that is far too low, labels that do not belong to their inputs, or logits that are
     multiplied by a tiny number.
 
-    Changes: The model learns.
+    Changes: The model learns what the inputs tell.
 
-    Leaves: The data.
+    Leaves: The data and how they are read.
 
     ## When it is not a defect
     The learning rate still rises, or the model is meant to be uncertain. `entropy_share` in

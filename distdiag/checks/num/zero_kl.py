@@ -32,9 +32,9 @@ class ZeroKl(Check[LoggedView]):
     the same object, copy the reference before training; if they are equal, find out why the policy
     is not updated.
 
-    Changes: The penalty acts.
+    Changes: The penalty acts from now on.
 
-    Leaves: The rewards.
+    Leaves: The rewards and how they are computed.
 
     ## When it is not a defect
     What is logged is the divergence from the policy that has sampled the batch, which one update

@@ -39,7 +39,7 @@ class ZeroLossTerm(Check[LossView | LoggedView]):
 
     Changes: The term trains the model from now on.
 
-    Leaves: The other terms.
+    Leaves: The other terms, and their weights.
 
     ## When it is not a defect
     The term is to be switched on later by its mask. Multiply it by a number that is 0.0 until then,

@@ -37,7 +37,7 @@ class ZeroPolicyGradient(Check[LossView | LoggedView]):
 
     Changes: The policy is trained.
 
-    Leaves: The rewards.
+    Leaves: The rewards and how they are computed.
 
     ## When it is not a defect
     Rewards differ between groups only, so that there is nothing to prefer within any of them.

@@ -268,6 +268,7 @@ class LossNumberProbe(Probe):
     @guarded
     def _step_ended(self) -> None:
         self._num_passes, self._has_sampled = 0, False
+        self._write()
 
     def _write(self) -> None:
         while self._waiting:
