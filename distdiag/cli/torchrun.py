@@ -25,7 +25,8 @@ from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.findings.finding import Outcome, Severity
 from distdiag.record.private_file import make_private_folder
 from distdiag.record.regular_file import read_regular
-from distdiag.record.run_dir import RUNS_FOLDER, RunDir
+from distdiag.record.run_dir import RunDir
+from distdiag.record.runs_folder import RUNS_FOLDER, name_of_run
 from distdiag.reports import read_report, reporter_names
 
 LAST_WORDS_S: Final = 15.0
@@ -73,7 +74,7 @@ def _require_usable(run_dir: Path, *, overwrite: bool) -> None:
 
 def new_run_dir() -> Path:
     """Return a name for a run directory that no other run has."""
-    return Path(RUNS_FOLDER) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return Path(RUNS_FOLDER) / name_of_run(time.time(), os.getpid())
 
 
 def empty_folder(script: Path, run_dir: Path | None) -> Path:
