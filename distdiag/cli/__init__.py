@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "check": "check",
     "compare": "compare",
     "demo": "demo",
+    "doctor": "doctor",
     "dump": "dump",
     "explain": "explain",
     "lint": "lint",
