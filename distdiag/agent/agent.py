@@ -111,7 +111,9 @@ class RankAgent:
         self.exit_status = 0
         self._exit_frames: tuple[Frame, ...] = ()
         self._exit_message = ""
-        self.run_dir = open_run_dir(config.run_dir, launch, overwrite=config.overwrite)
+        self.run_dir = open_run_dir(
+            config.run_dir, launch, overwrite=config.overwrite, kept_runs=config.keep_runs
+        )
         self._launch = launch
         self._config = config
         self._command = command

@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "compare": "compare",
     "demo": "demo",
     "diagnose": "diagnose",
+    "doctor": "doctor",
     "dump": "dump",
     "explain": "explain",
     "lint": "lint",

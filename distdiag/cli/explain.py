@@ -20,6 +20,11 @@ def catalogue() -> dict[str, type[Check[Any]] | type[Rule]]:
     return {code: found[code] for code in sorted(found)}
 
 
+def first_line(check: type[Check[Any]] | type[Rule]) -> str:
+    """Return what a check detects, in one line."""
+    return documentation(check).partition("\n")[0]
+
+
 def documentation(check: type[Check[Any]] | type[Rule]) -> str:
     """Return the explanation of a check."""
     return inspect.cleandoc(check.__doc__ or "This check has no documentation.")
@@ -30,7 +35,8 @@ def documentation(check: type[Check[Any]] | type[Rule]) -> str:
 def command(code: str) -> None:
     """Explain a check or a known fault: what, why, and how to fix it.
 
-    CODE is that of the check, such as COL003, or its name, or the name of a known fault.
+    CODE is that of the check, such as COL003, or its name, or the name of a known fault. The first
+    letters of codes, such as COL, list the checks of the family.
     """
     faults = {row.id: row for row in known_faults()}
     if code in faults:
@@ -39,6 +45,11 @@ def command(code: str) -> None:
     checks = catalogue()
     by_word = {word: check for check in checks.values() for word in (check.code, check.name)}
     wanted = by_word.get(code) or by_word.get(code.upper())
+    family = [check for each, check in checks.items() if each.startswith(code.upper())]
+    if wanted is None and family:
+        for check in family:
+            click.echo(f"{check.code}  {check.name}: {first_line(check)}")
+        return
     if wanted is None:
         names = [*by_word, *faults]
         close = get_close_matches(code.upper(), checks, n=3) or get_close_matches(code, names, n=3)

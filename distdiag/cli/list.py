@@ -1,8 +1,13 @@
 """``distdiag list``: all checks, or all known faults, one a line."""
 
-import click
+from collections.abc import Iterable
+from typing import Any
 
-from distdiag.cli.explain import catalogue, documentation
+import click
+import msgspec
+
+from distdiag.checks import Check
+from distdiag.cli.explain import catalogue, first_line
 from distdiag.findings.known_faults import known_faults as read_faults
 from distdiag.lint.base import Rule
 
@@ -11,16 +16,43 @@ from distdiag.lint.base import Rule
 @click.option(
     "--known-faults", is_flag=True, help="List the well-known faults of others in their place."
 )
-def command(*, known_faults: bool) -> None:
+@click.option("--json", "is_json", is_flag=True, help="Write JSON, for other programs.")
+def command(*, known_faults: bool, is_json: bool) -> None:
     """List all checks. Only `distdiag lint` finds those marked static."""
-    if known_faults:
+    rows = _faults() if known_faults else _checks()
+    if is_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    elif known_faults:
         _list_faults()
-        return
+    else:
+        list_checks(catalogue().values())
+
+
+def list_checks(checks: Iterable[type[Check[Any]] | type[Rule]]) -> None:
+    """Write checks, one a line."""
     click.echo(f"{'code':6}  {'severity':8}  {'name':32}  what it detects")
-    for check in catalogue().values():
-        first = documentation(check).partition("\n")[0]
+    for check in checks:
         static = "static: " if issubclass(check, Rule) else ""
+        first = first_line(check)
         click.echo(f"{check.code:6}  {check.severity:8}  {check.name:32}  {static}{first}")
+
+
+def _checks() -> list[dict[str, object]]:
+    return [
+        {
+            "code": check.code,
+            "name": check.name,
+            "severity": str(check.severity),
+            "detects": first_line(check),
+            "is_static": issubclass(check, Rule),
+        }
+        for check in catalogue().values()
+    ]
+
+
+def _faults() -> list[dict[str, object]]:
+    rows = read_faults()
+    return [{"name": row.id, "whose": row.whose, "happened": row.title} for row in rows]
 
 
 def _list_faults() -> None:

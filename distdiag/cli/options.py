@@ -78,6 +78,12 @@ _OPTIONS: Final = (
         help="Use a run directory that already holds a run.",
     ),
     click.option(
+        "--keep-runs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Keep the last N runs below distdiag-runs/ [20].",
+    ),
+    click.option(
         "--report",
         multiple=True,
         callback=_comma_lists,

@@ -26,7 +26,8 @@ from distdiag.findings.baseline import read_baseline
 from distdiag.findings.finding import Outcome, Severity
 from distdiag.record.private_file import make_private_folder
 from distdiag.record.regular_file import read_regular
-from distdiag.record.run_dir import RUNS_FOLDER, RunDir
+from distdiag.record.run_dir import RunDir
+from distdiag.record.runs_folder import RUNS_FOLDER, name_of_run
 from distdiag.reports import read_report, reporter_names
 from distdiag.reports.gate import script_status, shell_status
 
@@ -77,7 +78,7 @@ def _require_usable(run_dir: Path, *, overwrite: bool) -> None:
 
 def new_run_dir() -> Path:
     """Return a name for a run directory that no other run has."""
-    return Path(RUNS_FOLDER) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return Path(RUNS_FOLDER) / name_of_run(time.time(), os.getpid())
 
 
 def empty_folder(script: Path, run_dir: Path | None) -> Path:

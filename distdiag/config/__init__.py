@@ -47,6 +47,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "ignore": tuple[str, ...],
     "run_dir": str,
     "overwrite": bool,
+    "keep_runs": Annotated[int, msgspec.Meta(ge=1)],
     "report": tuple[str, ...],
     "verbose": bool,
     "fail_on": FailOn,
@@ -88,6 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ignore: tuple[str, ...] = ()
     run_dir: Path | None = None
     overwrite: bool = False
+    keep_runs: int = 20
     report: tuple[str, ...] = ("terminal", "json")
     verbose: bool = False
     fail_on: FailOn = "error"

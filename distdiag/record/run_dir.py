@@ -23,7 +23,6 @@
 import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,8 +33,8 @@ import msgspec
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError, UsageError
 from distdiag.record.private_file import create_private, make_private_folder, open_private
 from distdiag.record.regular_file import read_regular
+from distdiag.record.runs_folder import KEPT_RUNS, RUNS_FOLDER, name_of_run, tidy
 
-RUNS_FOLDER = "distdiag-runs"
 MOST_RANKS: Final = 1 << 20
 """Ten times as many as the largest jobs have: a file that claims more is damaged."""
 
@@ -158,21 +157,26 @@ class RunDir:
         return self.folder / "acks" / f"rank-{rank}"
 
 
-def open_run_dir(root: Path | None, launch: Launch, *, overwrite: bool = False) -> RunDir:
+def open_run_dir(
+    root: Path | None, launch: Launch, *, overwrite: bool = False, kept_runs: int = KEPT_RUNS
+) -> RunDir:
     """Create the run directory of this launch, or join the one that another rank created.
+
+    Of the runs below the folder for those without a directory of their own so many are kept.
 
     Raises:
         UsageError: it cannot be written, or it holds another run and `overwrite` is false.
 
     """
     if root is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(launch.started_s))
-        root = Path.cwd() / RUNS_FOLDER / f"{stamp}-{launch.parent_pid}"
+        root = Path.cwd() / RUNS_FOLDER / name_of_run(launch.started_s, launch.parent_pid)
     run_dir = RunDir(root.absolute(), launch.attempt)
     try:
         make_private_folder(run_dir.root)
         with _locked(run_dir.root):
-            _claim(run_dir, launch, overwrite=overwrite)
+            is_new = _claim(run_dir, launch, overwrite=overwrite)
+        if is_new and run_dir.root.parent.name == RUNS_FOLDER:
+            tidy(run_dir.root.parent, kept_runs)
         for folder in (run_dir.folder, run_dir.folder / "acks"):
             make_private_folder(folder)
     except OSError as error:
@@ -222,12 +226,13 @@ def _locked(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> None:
+def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> bool:
+    """Make the directory that of this launch; return whether it was not before."""
     marker = run_dir.root / "run.json"
     identity = launch.identity.encode()
     if marker.exists():
         if read_regular(marker) == identity:
-            return
+            return False
         if not overwrite:
             raise UsageError(
                 f"run directory {run_dir.root} already holds a run; "
@@ -237,6 +242,7 @@ def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> None:
             is_folder = path.is_dir() and not path.is_symlink()
             shutil.rmtree(path) if is_folder else path.unlink(missing_ok=True)
     write_atomically(marker, identity)
+    return True
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -162,7 +162,7 @@ if __name__ == "__main__":
 """
     done = run(tmp_path, text, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "worked\ntrained\n", "")
-    assert len(list((tmp_path / "distdiag-runs").iterdir())) == 1
+    assert len(list((tmp_path / "distdiag-runs").glob("2*"))) == 1
 
 
 def test_a_forked_child_is_reported_that_it_is_not_observed(tmp_path):

@@ -150,6 +150,19 @@ def test_known_faults_are_listed_and_explained(distdiag):
     assert "(did you mean nccl-shm-full" in distdiag("explain", "nccl-shm-ful").stderr
 
 
+def test_a_family_is_listed_by_its_first_letters(distdiag):
+    lines = distdiag("explain", "hng").stdout.splitlines()
+    assert len(lines) > 10
+    assert all(line.startswith("HNG") for line in lines)
+
+
+@pytest.mark.parametrize("options", [(), ("--known-faults",)])
+def test_lists_can_be_read_by_programs(distdiag, options):
+    rows = json.loads(distdiag("list", "--json", *options).stdout)
+    assert len(rows) == len(distdiag("list", *options).stdout.splitlines()) - 1
+    assert all(row["name"] for row in rows)
+
+
 def test_each_check_explains_itself_by_code_or_name(distdiag):
     checks = list(load_checks().values())
     assert checks

@@ -70,6 +70,7 @@ def test_every_key_can_be_set_with_either_spelling():
         ignore = ["COL010"]
         run{s}dir = "runs/1"
         overwrite = true
+        keep{s}runs = 3
         report = ["json"]
         verbose = true
         fail{s}on = "never"
@@ -90,6 +91,7 @@ def test_every_key_can_be_set_with_either_spelling():
         ignore=("COL010",),
         run_dir=Path("runs/1"),
         overwrite=True,
+        keep_runs=3,
         report=("json",),
         verbose=True,
         fail_on="never",

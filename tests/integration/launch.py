@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 import msgspec
 import psutil
 
-from distdiag.record.run_dir import RUNS_FOLDER
+from distdiag.record.runs_folder import RUNS_FOLDER
 from tests import forked
 
 __all__ = [

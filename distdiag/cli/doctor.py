@@ -1,0 +1,35 @@
+"""``distdiag doctor``: looks whether a machine is fit for a training."""
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from distdiag.doctor.answers import State, lines, worst
+from distdiag.doctor.machine import look_at_machine
+
+
+@click.command("doctor")
+@click.option("--json", "is_json", is_flag=True, help="Write JSON, for other programs.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Where runs will be kept [.].",
+)
+def command(*, is_json: bool, run_dir: Path) -> int:
+    """Look at this machine before a training runs on it: a line each, with what to do.
+
+    To look at all nodes of a job, and at what is between them, start it by your launcher:
+    torchrun ... -m distdiag.doctor.job
+
+    Exits with 1 if there is a problem, else with 0.
+    """
+    answers = list(look_at_machine(os.environ, run_dir.absolute()))
+    if is_json:
+        rows = [msgspec.structs.asdict(answer) for answer in answers]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+    else:
+        click.echo("\n".join(lines(answers)))
+    return int(worst(answers) is State.BAD)
