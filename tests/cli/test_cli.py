@@ -85,6 +85,13 @@ def test_the_package_is_the_command(package, tmp_path):
         (("check", "--nproc-per-node", "two", "train.py"), "'two' is not a positive number"),
         (("check", "--select", "XYZ", "train.py"), 'unknown code or prefix "XYZ"'),
         (("check", "--report", "pdf", "train.py"), 'unknown report "pdf"'),
+        (("check", "--report", "sarif,pdf", "train.py"), 'unknown report "pdf"'),
+        (("check", "--report", "sarif", "--report", "pdf", "train.py"), 'unknown report "pdf"'),
+        (("check", "--baseline", "gone.json", "train.py"), "gone.json: cannot be read"),
+        (("check", "--baseline", "train.py", "train.py"), "train.py: not a baseline"),
+        (("check", "--config", "rule.toml", "train.py"), 'unknown code or prefix "XYZ"'),
+        (("baseline", "gone"), "gone: cannot be read"),
+        (("baseline",), "there is no run below ./distdiag-runs"),
         (("check", "--config", "gone.toml", "train.py"), "gone.toml: cannot be read"),
         (("check", "--config", "bad.toml", "train.py"), "bad.toml: unknown key 'profil'"),
         (("check", "--run-dir", "train.py/x", "train.py"), "train.py/x cannot be written"),
@@ -101,6 +108,7 @@ def test_the_package_is_the_command(package, tmp_path):
 def test_a_mistake_is_one_line_and_status_2(distdiag, tmp_path, arguments, problem):
     (tmp_path / "train.py").write_text("raise SystemExit('never started')\n")
     (tmp_path / "bad.toml").write_text("profil = 'deep'\n")
+    (tmp_path / "rule.toml").write_text("[[ignore]]\ncodes = ['XYZ']\nreason = 'none'\n")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "run.json").touch()
     done = distdiag(*arguments)
@@ -195,6 +203,15 @@ def test_the_schema_describes_the_report(distdiag):
     properties = schema["$defs"]["Report"]["properties"]
     assert {"schema_version", "run", "findings", "checked", "not_checked"} <= properties.keys()
     assert properties["silent_ranks"]["items"] == {"type": "integer", "minimum": 0}
+    assert {"tool_version", "counts", "fail_on", "exit_status", "ignored"} <= properties.keys()
+    assert "fingerprint" in schema["$defs"]["Finding"]["properties"]
+    assert schema["$defs"]["IgnoredFinding"]["properties"]["by"]["enum"] == [
+        "baseline",
+        "comment",
+        "configuration",
+    ]
+    old = {"tool_version", "counts", "fail_on", "exit_status", "ignored", "schema_version"}
+    assert not old & set(schema["$defs"]["Report"]["required"])  # older reports fit, too
 
 
 @pytest.mark.parametrize("name", ["terminal", "json"])
