@@ -197,6 +197,7 @@ class NumericsProbe(Probe):
         window = self._this_window()
         _, frames = self.recorder.backward or ((), ())
         window.site = CallSite(frames)
+        window.begin_backward()
         self._activations.look_for_hiding(outputs)
         for tensor in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
             if isinstance(tensor, torch.Tensor):

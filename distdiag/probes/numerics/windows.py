@@ -51,6 +51,11 @@ class Window:
         self.num_readings += 1
         return self.num_readings
 
+    def begin_backward(self) -> None:
+        """Take note of a backward pass: what stepped before the first one ended the last step."""
+        if not self.has_backward:
+            self.has_backward, self.is_stepped, self.has_read_gradients = True, False, False
+
     def judge(self, reading: Reading) -> None:
         """Take in what was read of one tensor."""
         if reading.stage == "loss":
