@@ -127,7 +127,7 @@ class NumericsAligner(Aligner):
     def _is_harmful(self, event: NonFinite) -> bool:
         if event.outcome == "stepped":
             is_scaled = {(each.stage, each.value) for each in event.places} == {("loss", "inf")}
-            return not is_scaled
+            return not is_scaled or bool(event.infinite)
         if event.outcome not in ("ended", "") or event.rank in self._finished:
             return False
         is_raised = event.rank in self._raised
