@@ -238,8 +238,11 @@ class NumericsProbe(Probe):
 
     @guarded
     def _before_update(self, optimizer: object, _: FrameType) -> None:
-        if self._reads_parameters and isinstance(optimizer, torch.optim.Optimizer):
-            held = [each for each in parameters_of(optimizer) if each.grad is not None]
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return
+        held = [each for each in parameters_of(optimizer) if each.grad is not None]
+        if self._reads_parameters or not held:  # a program may have dropped them all
+            self._this_window().has_read_gradients = True
             readings = [parameter_reading("gradient", each) for each in held]
             self._read_all(readings, [each.grad for each in held if each.grad is not None])
             self._push()

@@ -60,8 +60,6 @@ class Window:
         """Take in what was read of one tensor."""
         if reading.stage == "loss":
             self.is_loss_finite = self.is_loss_finite is not False and not reading.value
-        if reading.stage == "gradient":
-            self.has_read_gradients = True
         if reading.is_strong:
             self.num_found += 1
             self.stages.add(reading.stage)
