@@ -19,6 +19,7 @@ from distdiag.views.numerics import (
     first_place,
 )
 
+_FORWARD: Final = ("parameter", "buffer", "input", "forward")
 _MOST_KEPT: Final = 64
 """The first reports of a rank tell where it began; later ones are consequences as a rule."""
 _GIVEN_UP: Final = ("dropped", "skipped", "ended", "")
@@ -41,6 +42,7 @@ class NumericsAligner(Aligner):
         self._last_step: dict[int, int] = {}
         self._blind: set[int] = set()
         self._unjudged: int | None = None
+        self._shown: set[bool] = set()
 
     def feed(self, event: Event) -> Iterable[View]:
         """Take in one event of one rank."""
@@ -106,7 +108,10 @@ class NumericsAligner(Aligner):
             wanted = self._is_harmful if is_harmful else self._is_left_out
             found = [e for e in self._all() if wanted(e)]
             if not found:
+                if is_harmful in self._shown:  # a later report told what became of it
+                    yield NonFiniteView(0, {}, is_harmful)
                 continue
+            self._shown.add(is_harmful)
             step = min(each.step for each in found)
             by_rank: dict[int, NonFinite] = {}
             for each in self._all():  # the masked numbers of this step, too, if it did harm
@@ -121,19 +126,16 @@ class NumericsAligner(Aligner):
 
     def _is_harmful(self, event: NonFinite) -> bool:
         if event.outcome == "stepped":
-            return True
+            is_scaled = {(each.stage, each.value) for each in event.places} == {("loss", "inf")}
+            return not is_scaled or bool(event.infinite)
         if event.outcome not in ("ended", "") or event.rank in self._finished:
             return False
-        is_early = any(each.stage in ("input", "forward") for each in event.places)
-        is_unused = event.is_loss_finite is None and is_early
-        return event.is_loss_finite is False or (is_unused and event.rank in self._raised)
+        is_raised = event.rank in self._raised
+        return _is_made(event) and (event.is_loss_finite is False or is_raised)
 
     def _is_left_out(self, event: NonFinite) -> bool:
         """Say whether a step was left out; overflows that a gradient scaler provokes are meant."""
-        stages = {each.stage for each in event.places}
-        if event.outcome == "skipped":
-            return not stages.isdisjoint(("parameter", "buffer", "input", "forward"))
-        return event.outcome == "dropped"
+        return event.outcome in ("dropped", "skipped") and _is_made(event)
 
     # What hides it
 
@@ -186,3 +188,11 @@ class NumericsAligner(Aligner):
             return len(steps) > 1 and self._last_step.get(rank, -1) < max(steps)
         has_finished_alone = rank in self._finished
         return has_finished_alone or self._last_step.get(rank, -1) < event.step
+
+
+def _is_made(event: NonFinite) -> bool:
+    """Say whether a forward pass has made such a number, and not the scale of a loss."""
+    return any(
+        each.stage in _FORWARD or (each.stage == "loss" and each.value == "nan")
+        for each in event.places
+    )

@@ -46,7 +46,7 @@ class NonFiniteView(View):
     """The first step at which numbers are not finite, and what each rank met in it.
 
     `is_harmful`: they reached the loss of a pass that was used, the gradients of an optimizer, or
-    ended a rank.
+    ended a rank. Without ranks it takes back what was said before.
     """
 
     is_of_one_rank: ClassVar[bool] = True

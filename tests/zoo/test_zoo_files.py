@@ -11,7 +11,7 @@ from tests.zoo.expectation import ZOO, ZooEntry, load_entries, read_expectation
 
 ENTRIES = load_entries()
 FILES = {"bug.py", "fix.patch", "expect.toml"}
-FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "MOE", "PAR", "REP", "SEQ", "SHD"}
+FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "MOE", "NUM", "PAR", "REP", "SEQ", "SHD"}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

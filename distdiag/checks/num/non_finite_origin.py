@@ -56,6 +56,8 @@ class NonFiniteOrigin(Check[NonFiniteView]):
 
     def check(self, view: NonFiniteView) -> Iterator[Finding]:
         """Name where it began, and what other ranks met in consequence."""
+        if not view.by_rank:
+            return
         culprits = view.culprits
         event = view.by_rank[min(culprits)]
         place = first_place(event)

@@ -197,6 +197,7 @@ class NumericsProbe(Probe):
         window = self._this_window()
         _, frames = self.recorder.backward or ((), ())
         window.site = CallSite(frames)
+        window.begin_backward()
         self._activations.look_for_hiding(outputs)
         for tensor in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
             if isinstance(tensor, torch.Tensor):
@@ -237,8 +238,11 @@ class NumericsProbe(Probe):
 
     @guarded
     def _before_update(self, optimizer: object, _: FrameType) -> None:
-        if self._reads_parameters and isinstance(optimizer, torch.optim.Optimizer):
-            held = [each for each in parameters_of(optimizer) if each.grad is not None]
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return
+        held = [each for each in parameters_of(optimizer) if each.grad is not None]
+        if self._reads_parameters or not held:  # a program may have dropped them all
+            self._this_window().has_read_gradients = True
             readings = [parameter_reading("gradient", each) for each in held]
             self._read_all(readings, [each.grad for each in held if each.grad is not None])
             self._push()

@@ -51,12 +51,15 @@ class Window:
         self.num_readings += 1
         return self.num_readings
 
+    def begin_backward(self) -> None:
+        """Take note of a backward pass: what stepped before the first one ended the last step."""
+        if not self.has_backward:
+            self.has_backward, self.is_stepped, self.has_read_gradients = True, False, False
+
     def judge(self, reading: Reading) -> None:
         """Take in what was read of one tensor."""
         if reading.stage == "loss":
             self.is_loss_finite = self.is_loss_finite is not False and not reading.value
-        if reading.stage == "gradient":
-            self.has_read_gradients = True
         if reading.is_strong:
             self.num_found += 1
             self.stages.add(reading.stage)

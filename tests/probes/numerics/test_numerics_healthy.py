@@ -23,7 +23,7 @@ DIM, LENGTH, BATCH = 8, 6, 4
 def probe(observed: Observed, lone_group: None) -> Iterator[Observed]:
     observed.install("steps", "data", "sharded-forwards", "numerics")
     yield observed
-    assert observed.events(ProbeDisabled) == []
+    assert "numerics" not in [each.probe for each in observed.events(ProbeDisabled)]
 
 
 def reported(observed):

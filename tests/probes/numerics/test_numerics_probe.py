@@ -236,6 +236,23 @@ def test_a_pass_that_the_program_leaves_out_is_dropped(probe):
     assert outcomes == {"", "dropped"}
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_the_program_drops_before_its_step_are_dropped(probe, set_to_none):
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(4):
+        model.layers[1].fault = ("down", False) if step == 1 else None
+        loss = model(torch.randn(5, 4)).mean()
+        loss.backward()
+        if not torch.isfinite(loss):
+            optimizer.zero_grad(set_to_none=set_to_none)
+        optimizer.step()
+        optimizer.zero_grad()
+    probe.probes[-1].flush()
+
+    assert {each.outcome for each in probe.events(NonFinite)} == {"", "dropped"}
+
+
 def test_a_step_that_a_gradient_scaler_skips_is_told_as_such(probe):
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
