@@ -15,7 +15,7 @@ from distdiag.events.base import Event
 from distdiag.events.collectives import Collective, CollectiveState
 from distdiag.events.files import FileAccess, FileClosed
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PROBES, Wiring
+from distdiag.probes.catalogue import Wiring, find_probes
 from distdiag.probes.process.exceptions import ExceptionProbe
 from distdiag.record.event_reader import EventReader
 from distdiag.record.recorder import Recorder
@@ -46,8 +46,8 @@ class Observed:
 
     def install(self, *names: str, **config: Any) -> list[Probe]:
         """Install the probes of these names; if none is named, all that nothing is missing for."""
-        there = [spec for spec in PROBES if sys.modules.keys() >= set(spec.needs)]
-        specs = [spec for spec in PROBES if spec.name in names] if names else there
+        there = [spec for spec in find_probes() if sys.modules.keys() >= set(spec.needs)]
+        specs = [spec for spec in find_probes() if spec.name in names] if names else there
         self.wiring.config = Config(**config)
         made = [probe for spec in specs for probe in spec.make(self.wiring)]
         if not names:
