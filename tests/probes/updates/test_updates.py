@@ -90,7 +90,7 @@ def test_the_estimate_is_what_the_step_changes(observed: Observed, make: Optimiz
 
     again = network()
     train(again, make(again), steps=1)
-    change = (dict(again.named_parameters())["0.weight"] - before["0.weight"]).abs().mean()
+    change = (dict(again.named_parameters())["0.weight"] - before["0.weight"]).abs().mean().detach()
     assert first.update == pytest.approx(float(change), rel=0.05)
 
 
