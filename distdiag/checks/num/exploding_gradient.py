@@ -30,7 +30,7 @@ class ExplodingGradient(Check[UpdateView]):
     ## How to fix
     Lower the learning rate or warm it up, and clip gradients before the step.
 
-    Changes: Steps are smaller.
+    Changes: Steps are smaller, above all the first ones.
 
     Leaves: The direction of the gradients.
 

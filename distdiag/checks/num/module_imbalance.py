@@ -26,7 +26,7 @@ class ModuleImbalance(Check[UpdateView]):
 
     Changes: How fast the modules learn.
 
-    Leaves: The model.
+    Leaves: The model and its loss.
 
     ## When it is not a defect
     The optimizer divides by the size of the gradients, as Adam does. It is always only a note:

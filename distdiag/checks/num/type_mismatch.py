@@ -30,7 +30,7 @@ class TypeMismatch(Check[UpdateView]):
 
     Changes: The ranks in the minority compute in the type of the others.
 
-    Leaves: The other ranks.
+    Leaves: The ranks in the majority.
 
     ## When it is not a defect
     The ranks train different models that happen to have the same names.

@@ -27,7 +27,7 @@ class VanishedGradient(Check[UpdateView]):
 
     Changes: The weights begin to move.
 
-    Leaves: The model.
+    Leaves: The model and its optimizer.
 
     ## When it is not a defect
     The loss has reached its minimum. It is a warning only if the gradients were so from the first

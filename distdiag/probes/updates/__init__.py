@@ -21,6 +21,7 @@ def _updates(wiring: Wiring) -> Sequence[Probe]:
             signals.optimizer_stepped,
             snapshots.own_steps,
             snapshots.name_of,
+            wiring.models,
         )
     ]
 

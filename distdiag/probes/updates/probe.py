@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, ClassVar, Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from distdiag.events.base import CallSite
@@ -18,8 +19,9 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.gradients.weighted_sums import PendingValues
 from distdiag.probes.guard import guarded
-from distdiag.probes.models.optimizer_state import named_parameters, rate_of
+from distdiag.probes.models.optimizer_state import named_parameters, parameters_of, rate_of
 from distdiag.probes.models.own_steps import OwnSteps, is_due
+from distdiag.probes.models.registry import LiveModels, class_of, roots_of
 from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.sample_rows import tensors_in
@@ -38,6 +40,9 @@ from distdiag.record.signals import Signal
 _MOST_TENSORS: Final = 512
 """Of an optimizer with more parameters, so many are looked at, evenly spaced."""
 _MOST_WAITING: Final = 16
+
+_Named = dict[int, tuple[str, torch.Tensor]]
+"""Names and tensors of parameters, by the id of the tensor."""
 
 
 @dataclass(slots=True)
@@ -70,13 +75,18 @@ class UpdateProbe(Probe):
         stepped: Signal[Any],
         own_steps: OwnSteps,
         name_of: Callable[[nn.Module], str],
+        modules: LiveModels,
     ) -> None:
-        """Know of no optimizer; `own_steps` knows their models, `name_of` the names of these."""
+        """Know of no optimizer; `own_steps` knows their models, `name_of` the names of these.
+
+        `modules` are those of a process that is alone, whose models nobody else looks at.
+        """
         super().__init__(recorder)
         self._stepping = stepping
         self._stepped = stepped
         self._own_steps = own_steps
         self._name_of = name_of
+        self._modules = modules
         self._optimizers: WeakMap[torch.optim.Optimizer, _Optimizer] = WeakMap()
         self._num_made: dict[str, int] = {}
         self._looks: WeakMap[torch.optim.Optimizer, _Look] = WeakMap()
@@ -105,12 +115,11 @@ class UpdateProbe(Probe):
         if not _is_looked_at(number) or is_scaled or _is_captured():
             return
         self._write()
-        sampled = self._sampled(optimizer)
+        model, named = self._names(optimizer)
+        sampled = _sampled(optimizer, named)
         if not sampled:
             return
         rate, known.full_rate = _rates(optimizer, known.full_rate)
-        roots = self._own_steps.roots_of(optimizer)
-        model = self._name_of(roots[0]) if roots else ""
         fields = {
             "optimizer": known.label,
             "model": model,
@@ -130,17 +139,17 @@ class UpdateProbe(Probe):
         number = self._num_made[kind] = self._num_made.get(kind, 0) + 1
         return kind if number == 1 else f"{kind}#{number}"
 
-    def _sampled(self, optimizer: torch.optim.Optimizer) -> list[Sampled]:
-        named = named_parameters(self._own_steps.roots_of(optimizer))
-        found = []
-        for group_number, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                unnamed = f"param_groups[{group_number}]['params'][{place}]"
-                name = named.get(id(parameter), (unnamed, parameter))[0]
-                found.append((name, parameter, group))
-        stride = max(1, -(-len(found) // _MOST_TENSORS))
-        taken = (sampled_from(*each) for each in found[::stride])
-        return [each for each in taken if each is not None]
+    def _names(self, optimizer: torch.optim.Optimizer) -> tuple[str, _Named]:
+        """Return the name of the model that an optimizer trains, and those of its parameters."""
+        roots = self._own_steps.roots_of(optimizer)
+        if roots:
+            return self._name_of(roots[0]), named_parameters(roots)
+        held = {id(parameter) for parameter in parameters_of(optimizer)}
+        for root in () if dist.is_initialized() else roots_of(self._modules.alive()):
+            named = named_parameters([root])
+            if held & named.keys():
+                return class_of(root), named
+        return "", {}
 
     @guarded
     def _after_step(self, optimizer: object) -> None:
@@ -171,6 +180,18 @@ class UpdateProbe(Probe):
             rows = zip(updates, found, found[len(updates) :], strict=False)
             tensors = tuple(_with_figures(update, row, norm[0]) for update, row, norm in rows)
             self.recorder.event(OptimizerUpdate, tensors=tensors, **fields)
+
+
+def _sampled(optimizer: torch.optim.Optimizer, named: _Named) -> list[Sampled]:
+    found = []
+    for group_number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            unnamed = f"param_groups[{group_number}]['params'][{place}]"
+            name = named.get(id(parameter), (unnamed, parameter))[0]
+            found.append((name, parameter, group))
+    stride = max(1, -(-len(found) // _MOST_TENSORS))
+    taken = (sampled_from(*each) for each in found[::stride])
+    return [each for each in taken if each is not None]
 
 
 def _is_looked_at(number: int) -> bool:
