@@ -98,7 +98,7 @@ class TestLibraries:
         mlflow = pytest.importorskip("mlflow")
         watch(observed, "mlflow.tracking.fluent")
         fluent = mlflow.tracking.fluent
-        mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+        mlflow.set_tracking_uri(f"file://{tmp_path}/runs")
         with mlflow.start_run():
             fluent.log_metric("kl", 0.5, step=2)
             fluent.log_metrics({"loss": 1.0}, step=3)
