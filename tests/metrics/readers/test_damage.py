@@ -4,6 +4,7 @@ import gzip
 import os
 import resource
 import socket
+import tarfile
 import time
 import tracemalloc
 from pathlib import Path
@@ -265,4 +266,23 @@ def test_folders_hold_much_that_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path)
     reading = read([tmp_path])
     assert reading.problems == ()
-    assert tmp_path / "train.log" in reading.files
+    assert reading.files == (tmp_path / "train.log",)
+
+
+def test_a_document_on_one_long_line(tmp_path: Path) -> None:
+    history = ", ".join(f'{{"step": {step}, "loss": 2.5}}' for step in range(80_000))
+    data = f'{{"log_history": [{history}]}}'.encode()
+    assert len(data) > 2 << 20
+    (curves,) = read_bytes(data, tmp_path, "trainer_state.json").curves
+    assert len(curves.series["loss"]) == 80_000
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 1 loss 2.5\n" * 100)
+    archive = tmp_path / "logs.tar.gz"
+    with tarfile.open(archive, "w:gz") as out:
+        out.add(log)
+    reading = read([archive])
+    assert reading.curves == ()
+    assert "unpack it first" in reading.problems[0].why
