@@ -20,7 +20,7 @@ from distdiag.metrics.readers.generic import GENERIC
 from distdiag.metrics.reading import Reading, read
 from tests.metrics.readers.writing import FORMATS
 
-SECONDS_PER_MB = 20.0
+SECONDS_PER_MB = 60.0
 """Of CPU time: measured are 0.1 to 0.6; a search that is not linear takes minutes."""
 
 LINES = [line for form in FORMATS.values() for line in form.written().text.splitlines()[:12]]
@@ -33,7 +33,7 @@ def read_bytes(data: bytes, folder: Path, name: str = "train.log") -> Reading:
     start = time.process_time()
     reading = read([file])
     spent = time.process_time() - start
-    assert spent < 1.0 + SECONDS_PER_MB * len(data) / 2**20, f"{spent} s"
+    assert spent < 10.0 + SECONDS_PER_MB * len(data) / 2**20, f"{spent} s"
     for problem in reading.problems:
         assert str(problem).isprintable()
     for curves in reading.curves:
@@ -115,7 +115,7 @@ def test_lines_that_make_searches_slow(name: str, tmp_path: Path) -> None:
     start = time.process_time()
     for form in (*LINE_FORMATS, GENERIC):  # whatever sign a line holds
         form.read(text)
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < 20.0  # measured is 0.1
 
 
 def test_a_line_of_ten_megabytes_is_passed_over(tmp_path: Path) -> None:
