@@ -33,14 +33,15 @@ def plain(dump: Dump) -> Dump:
 
     Files that are no text, and text that is plain already, are returned as they are.
     """
-    data = unwrapped(_as_utf8(dump.data))
+    data = unwrapped(as_utf8(dump.data))
     return dump if data is dump.data else Dump(path=dump.path, data=data, is_cut=dump.is_cut)
 
 
 # Encodings: some shells write UTF-16, with a mark at the beginning or without one.
 
 
-def _as_utf8(data: bytes) -> bytes:
+def as_utf8(data: bytes) -> bytes:
+    """Return a text of whatever encoding as UTF-8."""
     encoding = encoding_of(data[:_PROBED_BYTES])
     return _recoded(data, encoding) if encoding else data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,8 @@ def read(paths: Iterable[str | Path]) -> Reading:
         is_folder = path.is_dir()
         for file in _files(path, problems) if is_folder else [path]:
             found = curves_of(file)
+            if is_folder and _is_prose(found.curves):
+                continue
             curves += found.curves
             if found.curves:
                 files.append(file)
@@ -61,6 +63,15 @@ def read(paths: Iterable[str | Path]) -> Reading:
                 found.say("holds no curve in a format that is known")
             problems += [Problem(file, line, why) for line, why in found.remarks]
     return Reading(joined(curves), tuple(problems), tuple(dict.fromkeys(files)))
+
+
+def _is_prose(curves: Sequence[Curves]) -> bool:
+    """Whether all that was found in a text of no known format is one line with a step and a loss.
+
+    A folder holds notes and sources, too; a file that the user names is read whatever it holds.
+    """
+    sizes = [len(series) for each in curves for series in each.series.values()]
+    return bool(sizes) and max(sizes) < 2 and all(each.format == "generic" for each in curves)
 
 
 def _files(folder: Path, problems: list[Problem]) -> Iterator[Path]:

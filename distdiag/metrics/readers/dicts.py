@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from distdiag.metrics.readers.json_lines import parsed_mapping
@@ -14,6 +15,7 @@ _ITEM: Final = re.compile(
     r"(?:'([^'\\\n]{0,100}+)'|((?:np\.|numpy\.|tensor)[\w.]{0,20}+\([^()\n]{1,100}+\)"
     r"|[^\s,{}\[\]()'\"]{1,40}+))"
 )
+_EPOCH: Final = re.compile(r"\b[Ee]poch[ :=]{1,3}+(\d{1,9}+)\b")
 # A dictionary of settings is no point of a curve: it names an epoch, a step or one of these.
 _METRIC: Final = re.compile(
     r"(?:^|[/_ ])(?:loss|grad_norm|reward|accuracy|acc|perplexity|ppl|kl|runtime)(?:$|[/_ ])"
@@ -26,6 +28,11 @@ def _read(line: str) -> Parsed | None:
     parsed = parsed_mapping(items, start)
     if parsed is None or not any(_METRIC.search(name.lower()) for name in parsed.values):
         return None
+    if parsed.step is None and parsed.epoch is None:
+        # ``epoch 3: {'accuracy': 0.7}``, as the examples of accelerate print it
+        before = _EPOCH.search(line, max(0, start - 100), start)
+        if before is not None:
+            return replace(parsed, start=before.start(), epoch=float(before[1]))
     return parsed
 
 

@@ -13,7 +13,7 @@ from distdiag.dumps.bystanders import is_skipped_folder, kind_by_name
 MOST_FILES: Final = 100_000
 _DEEPEST: Final = 32
 _EVENTS: Final = "tfevents"
-_TABLES: Final = (".tsv",)
+_TABLES: Final = (".csv", ".tsv")
 # Files in the folders of runs that hold settings, weights or results, and no curve.
 _NO_CURVES: Final = frozenset(
     [

@@ -8,6 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from distdiag.dumps.files import is_archive
+from distdiag.dumps.log_text import as_utf8
 from distdiag.metrics.readers.bars import BARS, KERAS
 from distdiag.metrics.readers.console import Console
 from distdiag.metrics.readers.deepspeed import DEEPSPEED
@@ -55,11 +57,11 @@ def _read_text(path: Path, found: Found) -> None:
     collector = Collector(path)
     try:
         with opened(path) as read:
-            is_text = _read_once(read, collector, found)
-        if is_text and not collector:
+            others = _read_once(read, collector, found)
+        if others and not collector:
             # Only now: a line that a known format has another name for is not read twice.
             with opened(path) as read:
-                _read_lines(blocks(read), (GENERIC,), collector, found)
+                _read_lines(blocks(read), others, collector, found)
     except NoProtobufError:
         found.say("needs a library to be read: pip install 'distdiag[metrics]'")
     finally:
@@ -69,17 +71,21 @@ def _read_text(path: Path, found: Found) -> None:
             found.say(remark)
 
 
-def _read_once(read: Read, collector: Collector, found: Found) -> bool:
-    """Read a file as what it is, and say whether it is a text of lines."""
+def _read_once(read: Read, collector: Collector, found: Found) -> Sequence[LineFormat]:
+    """Read a file as what it is; return the formats of lines to look for if it held nothing."""
     start = read(CHUNK)
     read = _after(start, read)
     if is_event_file(start):
         read_events(read, collector, found)
     elif start.startswith(MAGIC):
         read_run(read, collector, found)
+    elif is_archive(start[:512]):
+        found.say("is an archive: unpack it first")
+    elif _is_document(as_utf8(start)):
+        return () if _read_document(read, collector, found) else LINE_FORMATS
     else:
         return _read_blocks(blocks(read), collector, found)
-    return False
+    return ()
 
 
 def _after(start: bytes, read: Read) -> Read:
@@ -95,25 +101,21 @@ def _after(start: bytes, read: Read) -> Read:
     return read_again
 
 
-def _read_blocks(text: Iterator[Block], collector: Collector, found: Found) -> bool:
+def _read_blocks(text: Iterator[Block], collector: Collector, found: Found) -> Sequence[LineFormat]:
     first = next(text, None)
     if first is None:
         found.say("is empty")
-        return False
-    second = next(text, None)
-    start = [first] if second is None else [first, second]
-    whole = chain(start, text)
+        return ()
+    whole = chain([first], text)
     head = first.data[: 1 << 16].decode("utf-8", "replace")
-    if _is_document(b"".join(block.data for block in start)):
-        _read_document(whole, collector, found)
-    elif (name := metric_name(found.source)) and is_metric(head):
+    if (name := metric_name(found.source)) and is_metric(head):
         read_metric(whole, name, collector)
     elif separator := separator_of(head):
         read_table(whole, separator, collector, found)
     else:
         _read_lines(whole, LINE_FORMATS, collector, found)
-        return True
-    return False
+        return (GENERIC,)
+    return ()
 
 
 def _is_document(data: bytes) -> bool:
@@ -129,15 +131,18 @@ def _is_document(data: bytes) -> bool:
     return not is_record or not rest.strip()
 
 
-def _read_document(text: Iterator[Block], collector: Collector, found: Found) -> None:
+def _read_document(read: Read, collector: Collector, found: Found) -> bool:
+    """Read a document of JSON, and say whether it is one."""
     data = bytearray()
-    for block in text:
-        data += block.data
+    while part := read(CHUNK):
+        data += part
         if len(data) > LARGEST:
             found.say(f"is a document of JSON of more than {LARGEST >> 20} MiB, which is not read")
-            return
-    if not read_document(bytes(data), collector):
-        found.say("begins like a document of JSON, and is damaged or cut")
+            return True
+    if read_document(as_utf8(bytes(data)), collector):
+        return True
+    found.say("begins like a document of JSON, and is damaged or cut")
+    return False
 
 
 def _read_lines(

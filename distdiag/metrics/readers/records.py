@@ -296,7 +296,8 @@ def _grouped(runs: Mapping[Speaker, _Run]) -> tuple[dict[int, list[_Run]], list[
 
 def _is_apart(run: _Run, group: Iterable[_Run]) -> bool:
     """Whether a run has no series with the others: one process writes from several places."""
-    return run.names().isdisjoint(*(other.names() for other in group))
+    names = run.names()
+    return all(names.isdisjoint(other.names()) for other in group)
 
 
 def _are_counters(runs: Mapping[Speaker, _Run]) -> bool:

@@ -208,6 +208,13 @@ def trl(log: Log) -> None:
         log.line(str({**items, "epoch": epoch}))
 
 
+@written_as("dicts")
+def accelerate_example(log: Log) -> None:
+    for epoch in range(5):
+        share = log.put("accuracy", epoch, repr(log.random.random()))
+        log.line(f"epoch {epoch}: {{'accuracy': {share}, 'f1': 0.8125}}")
+
+
 @written_as("dicts", loss="loss", memory="memory(GiB)")
 def ms_swift(log: Log) -> None:
     for step in range(5, 200, 5):

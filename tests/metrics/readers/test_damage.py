@@ -4,6 +4,7 @@ import gzip
 import os
 import resource
 import socket
+import tarfile
 import time
 import tracemalloc
 from pathlib import Path
@@ -19,7 +20,7 @@ from distdiag.metrics.readers.generic import GENERIC
 from distdiag.metrics.reading import Reading, read
 from tests.metrics.readers.writing import FORMATS
 
-SECONDS_PER_MB = 20.0
+SECONDS_PER_MB = 60.0
 """Of CPU time: measured are 0.1 to 0.6; a search that is not linear takes minutes."""
 
 LINES = [line for form in FORMATS.values() for line in form.written().text.splitlines()[:12]]
@@ -32,7 +33,7 @@ def read_bytes(data: bytes, folder: Path, name: str = "train.log") -> Reading:
     start = time.process_time()
     reading = read([file])
     spent = time.process_time() - start
-    assert spent < 1.0 + SECONDS_PER_MB * len(data) / 2**20, f"{spent} s"
+    assert spent < 10.0 + SECONDS_PER_MB * len(data) / 2**20, f"{spent} s"
     for problem in reading.problems:
         assert str(problem).isprintable()
     for curves in reading.curves:
@@ -114,7 +115,7 @@ def test_lines_that_make_searches_slow(name: str, tmp_path: Path) -> None:
     start = time.process_time()
     for form in (*LINE_FORMATS, GENERIC):  # whatever sign a line holds
         form.read(text)
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < 20.0  # measured is 0.1
 
 
 def test_a_line_of_ten_megabytes_is_passed_over(tmp_path: Path) -> None:
@@ -265,4 +266,23 @@ def test_folders_hold_much_that_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path)
     reading = read([tmp_path])
     assert reading.problems == ()
-    assert tmp_path / "train.log" in reading.files
+    assert reading.files == (tmp_path / "train.log",)
+
+
+def test_a_document_on_one_long_line(tmp_path: Path) -> None:
+    history = ", ".join(f'{{"step": {step}, "loss": 2.5}}' for step in range(80_000))
+    data = f'{{"log_history": [{history}]}}'.encode()
+    assert len(data) > 2 << 20
+    (curves,) = read_bytes(data, tmp_path, "trainer_state.json").curves
+    assert len(curves.series["loss"]) == 80_000
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 1 loss 2.5\n" * 100)
+    archive = tmp_path / "logs.tar.gz"
+    with tarfile.open(archive, "w:gz") as out:
+        out.add(log)
+    reading = read([archive])
+    assert reading.curves == ()
+    assert "unpack it first" in reading.problems[0].why

@@ -49,6 +49,18 @@ def test_the_last_rank_logs_and_others_say_other_things(tmp_path: Path) -> None:
     assert steps_of(read([written(tmp_path / "a.log", lines)])) == {(3, 0): [0, 1, 2, 3, 4]}
 
 
+def test_lines_of_one_process_from_several_places(tmp_path: Path) -> None:
+    lines = []
+    for step in range(1, 11):
+        lines.append(f"trainer-7: step {step} train_loss 2.{step}")
+        lines.append(f"optimizer-9: step {step} grad_norm 1.{step}")
+        lines.append(f"evaluator-3: step {step} val_loss 3.{step}")
+    (curves,) = read([written(tmp_path / "train.log", lines)]).curves
+    assert curves.roles == {"loss": "train_loss", "val_loss": "val_loss", "grad_norm": "grad_norm"}
+    for series in curves.series.values():
+        assert series.steps.tolist() == list(range(1, 11))
+
+
 def test_a_restart_is_an_attempt(tmp_path: Path) -> None:
     steps = [*range(1, 101), *range(51, 151), *range(101, 201)]
     lines = [megatron_line(step, 2.0) for step in steps]
