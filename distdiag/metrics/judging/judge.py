@@ -44,7 +44,6 @@ JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (
 )
 """Each looks at one run, and says what it sees."""
 LOSING: Final = (Kind.DIVERGENCE, Kind.EXPLOSION)
-FOLLOWING: Final = (Kind.SPIKE, Kind.PLATEAU)
 
 
 def judge(curves: Iterable[Curves]) -> Judgement:
@@ -64,7 +63,7 @@ def judge_runs(runs: Iterable[Run]) -> Judgement:
 
 
 def _causes(seen: list[Observation]) -> Iterator[Observation]:
-    """Yield what is no consequence: spikes and plateaus of a run that has diverged before are."""
+    """Yield what is no consequence: later spikes, and plateaus, of a run that diverges are."""
     lost: dict[tuple[object, ...], float] = {}
     for each in seen:
         if each.kind in LOSING and each.severity is not Severity.INFO and each.step is not None:
@@ -72,8 +71,9 @@ def _causes(seen: list[Observation]) -> Iterator[Observation]:
             lost[key] = min(each.step, lost.get(key, each.step))
     for each in seen:
         begin = lost.get((each.run, each.ranks, each.attempt))
+        is_plateau = begin is not None and each.kind is Kind.PLATEAU
         is_later = begin is not None and each.step is not None and each.step > begin
-        if not (is_later and each.kind in FOLLOWING):
+        if not is_plateau and not (is_later and each.kind is Kind.SPIKE):
             yield each
 
 

@@ -106,9 +106,9 @@ def expected_beyond(excesses: Floats, beyond: float, longest: float) -> float:
     if first <= 0 or first <= 2 * second:
         return 0.0 if first <= 0 < beyond else float(number)
     shape = 2.0 - first / (first - 2.0 * second)
-    scale = 2.0 * first * second / (first - 2.0 * second)
     shape = (number * shape + PRIOR_VALUES * USUAL_SHAPE) / (number + PRIOR_VALUES)
     shape = max(min(shape, longest), 1e-3)
+    scale = first * (1.0 - shape)  # what gives the mean that was seen
     return float(number * (1.0 + shape * max(beyond, 0.0) / scale) ** (-1.0 / shape))
 
 
@@ -117,16 +117,18 @@ def outliers(sizes: Floats, most: int, longest: float) -> tuple[int, float, Floa
 
     For each number up to `most`, the tail is taken from the values below; the chance that it has
     so many values so large is that of a Poisson distribution. Returned is the number with the
-    smallest chance, that chance, and the values of the tail below, from the largest.
+    smallest chance, the logarithm of that chance, and the values of the tail below, from the
+    largest.
     """
     ordered = np.sort(np.maximum(sizes, 0.0))[::-1]
     tail = max(FEWEST_OF_TAIL, len(ordered) // 20)
-    best, number = 1.0, 0
+    best, number = 0.0, 0
     for count in range(1, min(most, len(ordered) - tail - 1) + 1):
         below = ordered[count : count + tail]
         least = float(ordered[count + tail])
         expected = expected_beyond(below - least, float(ordered[count - 1]) - least, longest)
-        chance = min(expected, 1.0) ** count / math.factorial(count)
+        # Logarithms: the chance of a few far values is smaller than the smallest float64.
+        chance = count * math.log(max(min(expected, 1.0), 1e-300)) - math.lgamma(count + 1)
         if chance < best:
             best, number = chance, count
     return number, best, ordered[number : number + tail + 1]

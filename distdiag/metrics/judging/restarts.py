@@ -33,6 +33,10 @@ LOOK_LOSS: Final = (
 LOOK_RATE: Final = (
     "Save and load scheduler.state_dict(), and give the scheduler as many steps as before."
 )
+LOOK_COUNTER: Final = (
+    "If the schedule of the learning rate and the order of the data go by the step, they begin "
+    "again, too: save the step with the checkpoint."
+)
 LOOK_STEPS: Final = "Steps between the checkpoint and the end of the attempt before are done twice."
 
 
@@ -57,6 +61,7 @@ def _compare(name: str, before: Curves, after: Curves) -> Iterator[Observation]:
         return
     old, new = losses
     if _is_new_run(old, new):
+        yield from _counter(old, new)
         return
     yield from _steps(old, new)
     yield from _loss(old, new)
@@ -69,6 +74,26 @@ def _is_new_run(old: Track, new: Track) -> bool:
     spacing = _spacing(old)
     begins_again = new.steps[0] <= old.steps[0] + spacing
     return bool(begins_again) and len(old) > 2
+
+
+def _counter(old: Track, new: Track) -> Iterator[Observation]:
+    """Tell of steps that begin again although the loss goes on where it was."""
+    if len(old) < FEWEST or len(new) < FIRST_VALUES:
+        return
+    start, end = float(np.median(old.values[:3])), float(np.median(old.values[-FIRST_VALUES:]))
+    now = float(np.median(new.values[:FIRST_VALUES]))
+    if start <= end or now - end > (1.0 - AS_AT_START) * (start - end):
+        return
+    step = float(new.steps[0])
+    text = (
+        f"attempt {new.curves.attempt} counts its steps from {spell_step(step)} again, but its "
+        f"{new.series.name} goes on at {spell_value(now)}, where attempt {old.curves.attempt} was "
+        f"({spell_value(end)}): the weights are loaded, the number of the step is not"
+    )
+    points = (point(old, len(old) - 1), point(new, 0))
+    yield observe(
+        new, Kind.RESTART_STEPS, Severity.INFO, (text, LOOK_COUNTER), points, (step, None)
+    )
 
 
 def _spacing(track: Track) -> float:

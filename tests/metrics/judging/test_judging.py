@@ -142,6 +142,27 @@ def test_not_finite_is_no_matter_of_noise():
     assert (seen.kind, seen.severity, seen.step) == (Kind.NOT_FINITE, Severity.ERROR, 3)
 
 
+def test_steps_that_begin_again_while_the_loss_goes_on_are_noted():
+    rng = np.random.default_rng(0)
+    loss = (1 + 4 * np.exp(-np.arange(400) / 60)) * (1 + 0.01 * rng.normal(size=400))
+    parts = [curves_of({"loss": loss[:200]}), curves_of({"loss": loss[200:]}, attempt=1)]
+    (seen,) = judge(parts).of(Kind.RESTART_STEPS)
+    assert "the weights are loaded, the number of the step is not" in seen.message
+    fresh = [curves_of({"loss": loss[:200]}), curves_of({"loss": loss[:200]}, attempt=1)]
+    assert judge(fresh).of(Kind.RESTART_STEPS, Kind.RESTART_LOSS) == ()
+
+
+def test_what_follows_from_a_divergence_is_left_out():
+    rng = np.random.default_rng(1)
+    loss = 2 + 3 * np.exp(-np.arange(600) / 50) + 0.02 * rng.normal(size=600)
+    norm = np.exp(0.1 * rng.normal(size=600))
+    norm[[300, 420, 500]] *= 100
+    loss[302:] += 5
+    judgement = judge([curves_of({"loss": loss, "grad_norm": norm})])
+    assert [seen.step for seen in judgement.of(Kind.SPIKE)] == [301]
+    assert [seen.step for seen in judgement.of(Kind.DIVERGENCE)] == [303]
+
+
 def test_ranks_that_see_the_same_are_told_together():
     loss = np.r_[np.linspace(5, 2, 100), np.nan, np.nan]
     ranks = [curves_of({"loss": loss}, rank=rank, name=f"rank{rank}.log") for rank in range(8)]
