@@ -153,7 +153,7 @@ class _Flat:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._lines = list(document.numbered())
-        self._place = 0
+        self._used: set[tuple[int, str]] = set()
 
     def settings(self, value: object) -> Iterator[Setting]:
         stack: list[tuple[tuple[str, ...], object]] = [((), value)]
@@ -180,11 +180,15 @@ class _Flat:
         yield Setting(role, name, value, evidence, inside[:-1])
 
     def _evidence(self, name: str, value: Scalar) -> Evidence:
-        for place in range(self._place, len(self._lines)):
-            number, line = self._lines[place]
-            if f'"{name}"' in line:
-                self._place = place  # another value may stand on the same line
-                return _evidence(self._document, number, line, value)
+        """Return the line on which a name and its value stand, each line once if there are more."""
+        said = [f'"{name}"', str(value).lower() if isinstance(value, bool) else str(value)]
+        fitting = [
+            (number, line) for number, line in self._lines if all(part in line for part in said)
+        ]
+        fresh = [each for each in fitting if (each[0], name) not in self._used]
+        for number, line in [*fresh, *fitting][:1]:
+            self._used.add((number, name))
+            return _evidence(self._document, number, line, value)
         return _evidence(self._document, None, f"{name}: {value}", value)
 
 

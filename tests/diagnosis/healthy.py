@@ -81,6 +81,16 @@ STABLE = edited(
 """,
 )
 
+GUIDED = """
+import torch
+
+for step in range(50):
+    latents = latents.detach().requires_grad_(True)
+    loss = energy(unet(latents, step))
+    grad = torch.autograd.grad(loss.requires_grad_(True), [latents])[0]
+    latents = scheduler.step(grad, step, latents)
+"""
+
 HEALTHY: dict[str, dict[str, object]] = {
     "classifier": {"model_code": CLASSIFIER, "loss_curves": VALIDATED, "config": "lr: 3e-4"},
     "language model": {
@@ -107,6 +117,7 @@ HEALTHY: dict[str, dict[str, object]] = {
     "sum over the batch": {"model_code": SUMMED, "loss_curves": CURVES},
     "probabilities for show": {"model_code": PROBABILITIES_FOR_SHOW, "loss_curves": CURVES},
     "normalised by hand": {"model_code": STABLE, "loss_curves": CURVES},
+    "guidance by the gradient of an input": {"model_code": GUIDED, "loss_curves": CURVES},
     "several files": {
         "model_code": {"net.py": GPT, "train.py": CLASSIFIER},
         "loss_curves": [{"step": n, "loss": loss} for n, loss in enumerate(falling())],

@@ -109,7 +109,8 @@ def _reason(event: WeightsLoaded) -> _Reason | None:
         fix += f"{_prefix(event.wanted_prefix)} before it is loaded."
         if is_nothing or event.renamed_bytes >= _MUCH * event.num_bytes:
             return _Reason(change, fix, grade, 0.95)
-        return _Reason(change, fix, Grade.NOTE, 0.5)
+        if not event.is_refused:
+            return _Reason(change, fix, Grade.NOTE, 0.5)
     fix = IncompleteLoad.fix
     if is_nothing and event.num_given:
         text = f"none of the {event.num_given} tensors of the checkpoint has a name of the model"

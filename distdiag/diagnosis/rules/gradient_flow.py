@@ -216,16 +216,28 @@ def forced_gradient(facts: Facts) -> Iterator[Clue]:
                 case ast.Assign(
                     targets=[ast.Attribute(attr="requires_grad", value=held)],
                     value=ast.Constant(value=True),
-                ) if _LOSS.search(dotted(held)):
+                ) if _is_begun(code, held):
                     yield Clue(FORCED_GRADIENT, SHOWN, (code.evidence(node),))
                     return
-                case ast.Call(func=ast.Attribute(attr="requires_grad_", value=held)) if (
-                    _LOSS.search(dotted(held))
+                case ast.Call(func=ast.Attribute(attr="requires_grad_", value=held)) if _is_begun(
+                    code, held
                 ):
                     yield Clue(FORCED_GRADIENT, SHOWN, (code.evidence(node),))
                     return
                 case _:
                     pass
+
+
+def _is_begun(code: Code, held: ast.expr) -> bool:
+    """Whether an expression is a loss that backward() begins with, in the same function.
+
+    What torch.autograd.grad gets may lead to an input, which requires a gradient by itself.
+    """
+    name = dotted(held)
+    return _LOSS.search(name) is not None and any(
+        isinstance(node, ast.Call) and tail(node) == "backward" and dotted(receiver(node)) == name
+        for node in all_nodes(code.scope(held))
+    )
 
 
 def late_layer(facts: Facts) -> Iterator[Clue]:

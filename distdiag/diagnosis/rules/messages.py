@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from distdiag.diagnosis.causes import FITS, SPOKEN, Clue, Issue
 from distdiag.diagnosis.documents import Document
 from distdiag.diagnosis.facts import Facts, spoken
+from distdiag.dumps.logs.known_fault_lines import any_of
 from distdiag.dumps.logs.survival import SURVIVED_AFTER
 from distdiag.findings.finding import Severity
 from distdiag.findings.known_faults import KnownFault, fault_of_line, known_faults, read_table
@@ -77,20 +79,48 @@ def known_messages(facts: Facts) -> Iterator[Clue]:
 def _lasting(document: Document) -> Iterator[tuple[KnownFault, int, str]]:
     """Yield the rows that lines of a document fit, without errors that the run survived."""
     pending: list[tuple[KnownFault, int, str]] = []
-    num_calm = 0
-    for number, line in document.numbered():
-        row = row_of(line)
-        if row is None:
-            num_calm += _DYING.search(line) is None
-        elif row in messages() and row.where == "logs":
-            yield row, number, line
-        else:
-            if num_calm >= SURVIVED_AFTER:
+    for piece in document.pieces:
+        behind = 0
+        for place in _worth_looking(piece.lines):
+            line = piece.lines[place]
+            row = row_of(line)
+            if row is None:
+                continue
+            if row in messages() and row.where == "logs":
+                yield row, piece.first + place, line
+                continue
+            if pending and _is_survived(piece.lines[behind:place]):
                 pending.clear()
-            pending.append((row, number, line))
-            num_calm = 0
-    if num_calm < SURVIVED_AFTER or document.artifact == "error_messages":
-        yield from pending
+            pending.append((row, piece.first + place, line))
+            behind = place + 1
+        if document.artifact != "error_messages" and _is_survived(piece.lines[behind:]):
+            pending.clear()
+    yield from pending
+
+
+def _worth_looking(lines: Sequence[str]) -> Iterator[int]:
+    """Yield the places of the lines that hold a word of a table, which most lines do not."""
+    data = "\n".join(lines).encode()
+    place, end = 0, 0
+    last = -1
+    for match in _any_word().finditer(data):
+        place += data.count(b"\n", end, match.start())
+        end = match.start()
+        if place != last:
+            last = place
+            yield place
+
+
+@lru_cache(maxsize=1)
+def _any_word() -> re.Pattern[bytes]:
+    words = {word.encode() for row in (*messages(), *known_faults()) for word in row.words}
+    return any_of(sorted(words, reverse=True))
+
+
+def _is_survived(lines: Sequence[str]) -> bool:
+    """Whether so many calm lines follow that the run went on."""
+    calm = (line for line in lines if _DYING.search(line) is None)
+    return sum(1 for _ in islice(calm, SURVIVED_AFTER)) >= SURVIVED_AFTER
 
 
 RULES: Final = (known_messages,)

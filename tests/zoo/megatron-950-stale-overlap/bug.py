@@ -68,6 +68,9 @@ class DistributedOptimizer:
     def step(self) -> None:
         """Average the gradients, update this rank's shards, and begin with the first gather."""
         for bucket in self.buckets:
+            if bucket.handle is not None:  # it would write over the new values
+                bucket.handle.wait()
+                bucket.handle = None
             dist.all_reduce(bucket.grad)
             bucket.grad /= dist.get_world_size()
         for param, bucket in zip(self.inner.param_groups[0]["params"], self.buckets, strict=True):

@@ -50,7 +50,7 @@ def load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     except RuntimeError as error:
         result = model.load_state_dict(state, strict=False)
         logger.warning("loaded without strict: %s", result)
-        logger.debug("the strict load failed", exc_info=error)
+        logger.info("the strict load failed: %s", error)
 
 
 def resume(model: nn.Module) -> Path:
