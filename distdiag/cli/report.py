@@ -15,7 +15,7 @@ from distdiag.reports import read_report
     *("--report", "--format", "name"),
     default="terminal",
     metavar="NAME",
-    help="Show it as terminal or json [terminal]; pytest writes a test that replays a finding of "
+    help="Show it as terminal, html or json [terminal]; pytest writes a test that replays a finding of "
     "collectives.",
 )
 @verbose_option
@@ -25,4 +25,5 @@ def command(path: Path, name: str, verbose: bool) -> None:
         click.echo(replay_source(path), nl=False)
         return
     report_format = known_format(name)
-    show_report(read_report(path), report_format, verbose=verbose)
+    run_dir = path if path.is_dir() else path.parent
+    show_report(read_report(path), report_format, verbose=verbose, run_dir=run_dir)

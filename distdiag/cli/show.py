@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import click
 
@@ -47,14 +48,16 @@ verbose_option = click.option(
 """The option that asks for the details of a report."""
 
 
-def show_report(report: Report, report_format: str, *, verbose: bool = False) -> None:
+def show_report(
+    report: Report, report_format: str, *, verbose: bool = False, run_dir: Path | None = None
+) -> None:
     """Write a report to stdout, in colour and as wide as the terminal if it is one."""
     reporter = load_reporter(report_format)
     if report_format == "terminal" and sys.stdout.isatty():
         width, color = shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ
         text = reporter(width=width, color=color, verbose=verbose).render(report)
     else:
-        text = reporter(verbose=verbose).render(report)
+        text = reporter(verbose=verbose, run_dir=run_dir).render(report)
     click.echo(text, nl=False)
 
 

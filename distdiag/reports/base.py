@@ -1,5 +1,6 @@
 """The contract of a reporter, and how strings of strangers are made safe to show."""
 
+from pathlib import Path
 from typing import ClassVar, Final
 
 from distdiag.events.ranks import RankSet
@@ -13,16 +14,25 @@ class Reporter:
     """Turn a report into text. It computes nothing that the report does not say.
 
     `name` is the name of the module and the word for ``--report``. `file_name` is the file below
-    the run directory that holds the text, or None when it goes to stderr.
+    the run directory that holds the text, or None when it goes to stderr. `run_dir` is the run
+    directory where there is one: a format may show what is recorded there.
     """
 
     name: ClassVar[str]
     file_name: ClassVar[str | None] = None
 
-    def __init__(self, *, width: int = 80, color: bool = False, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        width: int = 80,
+        color: bool = False,
+        verbose: bool = False,
+        run_dir: Path | None = None,
+    ) -> None:
         self.width = width
         self.color = color
         self.verbose = verbose
+        self.run_dir = run_dir
 
     def render(self, report: Report) -> str:
         """Return the text, which ends with a newline."""

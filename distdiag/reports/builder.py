@@ -112,7 +112,12 @@ class RunReporter:
     def show(self, report: Report) -> None:
         """Write the other forms of the report that were asked for, to stderr or to their files."""
         for kind in self._forms:
-            reporter = kind(width=_width(), color=_has_colours(), verbose=self._config.verbose)
+            reporter = kind(
+                width=_width(),
+                color=_has_colours(),
+                verbose=self._config.verbose,
+                run_dir=self._run_dir.root,
+            )
             if reporter.file_name is None:
                 say(reporter.render(report))
             elif self._run_dir.root / reporter.file_name != self._run_dir.report:

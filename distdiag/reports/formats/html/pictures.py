@@ -1,0 +1,68 @@
+"""What the pictures of the page are drawn from, as JSON that can stand within HTML."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from distdiag.findings.finding import Report
+from distdiag.reports.base import cut, visible
+from distdiag.reports.formats.html.calls import read_calls
+from distdiag.reports.formats.html.curves import Chart, Usage, charts_of, usages_of
+from distdiag.reports.formats.html.lanes import Lanes, lanes_of
+from distdiag.reports.formats.html.matrix import Matrix, matrices_of
+from distdiag.reports.formats.html.recording import Recording
+from distdiag.reports.formats.html.stacks import Tree, trees_of
+from distdiag.reports.formats.html.waits import WaitGraph, waits_of
+
+LONGEST_TEXT: Final = 400
+_UNSAFE: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+"""What could end the script element that holds the JSON, or begin a comment in it."""
+
+
+class Pictures(msgspec.Struct, frozen=True):
+    """The data of all pictures; those that are None or empty have none."""
+
+    lanes: Lanes | None
+    matrices: list[Matrix]
+    waits: WaitGraph | None
+    trees: list[Tree]
+    charts: list[Chart]
+    routing: list[Chart]
+    usages: list[Usage]
+
+    def to_json(self) -> str:
+        """Return JSON without any character that HTML would read, and without controls."""
+        tree = _safe(msgspec.to_builtins(self))
+        return msgspec.json.encode(tree).decode().translate(_UNSAFE)
+
+
+def pictures_of(report: Report, recording: Recording) -> Pictures:
+    """Gather what the recording of a run can show."""
+    calls = read_calls(recording)
+    charts, routing = charts_of(recording)
+    return Pictures(
+        lanes=lanes_of(recording, calls),
+        matrices=matrices_of(calls, report.run.outcome),
+        waits=waits_of(report, calls),
+        trees=trees_of(recording),
+        charts=charts,
+        routing=routing,
+        usages=usages_of(recording),
+    )
+
+
+def _safe(value: Any) -> Any:
+    """Spell out what is no printable text, and cut what is endless."""
+    if isinstance(value, str):
+        return visible(cut(value, LONGEST_TEXT))
+    if isinstance(value, list | tuple):
+        return [_safe(each) for each in value] if not _is_numbers(value) else value
+    if isinstance(value, dict):
+        return {key: _safe(each) for key, each in value.items()}
+    return value
+
+
+def _is_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
+    return all(isinstance(each, int) for each in values)
