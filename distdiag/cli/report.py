@@ -15,8 +15,8 @@ from distdiag.reports import read_report
     *("--report", "--format", "name"),
     default="terminal",
     metavar="NAME",
-    help="Show it as terminal, html or json [terminal]; pytest writes a test that replays a finding of "
-    "collectives.",
+    help="Show it as terminal, html or json [terminal]; pytest writes a test that replays a "
+    "finding of collectives.",
 )
 @verbose_option
 def command(path: Path, name: str, verbose: bool) -> None:

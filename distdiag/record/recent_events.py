@@ -132,5 +132,5 @@ def _states(event: Event, mark: int) -> Iterator[CollectiveState]:
                 time_ns=event.time_ns,
                 step=event.step,
                 call=event.seq,
-                state=state,
+                state=state,  # type: ignore[arg-type]
             )

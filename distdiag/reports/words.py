@@ -28,7 +28,7 @@ ENDINGS: Final = {
     Outcome.KILLED: "the run was killed",
 }
 
-_PACKAGES: Final = re.compile(r".*/((?:site|dist)-packages/)")
+_PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 _DIGEST: Final = re.compile(r"(?:0x)?[0-9a-f]{16,}")
 
 
@@ -180,9 +180,11 @@ def is_digest(value: Value) -> bool:
 def shown_path(path: str, folder: str | None = None) -> str:
     """Return a path as a reader knows it: below the working directory, or within a package."""
     here = os.getcwd() if folder is None else folder
-    if path.startswith(f"{here}/") and here != "/" and "-packages/" not in path:
-        return path[len(here) + 1 :]
-    return _PACKAGES.sub(r"…/\1", path)
+    package = max(path.rfind(name) for name in _PACKAGES)
+    if package > 0:
+        return f"…{path[package:]}"
+    is_below = path.startswith(f"{here}/") and here != "/"
+    return path[len(here) + 1 :] if is_below else path
 
 
 def phrase(ranks: RankSet) -> str:

@@ -93,8 +93,10 @@ def read_calls(recording: Recording) -> Calls:
                 case Finished() | Raised():
                     gone.add(rank)
         by_rank[rank] = tuple(calls.values())
-        if recent.events:
-            last_event[rank] = max(recent.events, key=lambda event: event.seq)
+        acts = (event for event in recent.events if not isinstance(event, CollectiveState))
+        last = max(acts, key=lambda event: event.seq, default=None)
+        if last is not None:
+            last_event[rank] = last
     beats = recording.last_of(Heartbeat)
     in_backward = {rank for rank, beat in beats.items() if beat.phase is Phase.BACKWARD}
     return Calls(by_rank, last_event, frozenset(gone), frozenset(in_backward))

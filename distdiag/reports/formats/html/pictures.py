@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -53,7 +54,7 @@ def pictures_of(report: Report, recording: Recording) -> Pictures:
     )
 
 
-def _safe(value: Any) -> Any:
+def _safe(value: object) -> object:
     """Spell out what is no printable text, and cut what is endless."""
     if isinstance(value, str):
         return visible(cut(value, LONGEST_TEXT))
@@ -64,5 +65,5 @@ def _safe(value: Any) -> Any:
     return value
 
 
-def _is_numbers(values: list[Any] | tuple[Any, ...]) -> bool:
+def _is_numbers(values: Sequence[object]) -> bool:
     return all(isinstance(each, int) for each in values)
