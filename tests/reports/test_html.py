@@ -99,7 +99,7 @@ def test_lanes_hold_the_end_of_the_run_and_curves_its_numbers(tmp_path):
     report = write_run(tmp_path, 2, 10)
     data = data_of(page_of(report, tmp_path))
     lanes = data["lanes"]["lanes"]
-    assert [lane["rank"] for lane in lanes] == [0, 1]
+    assert [lane["rank"] for lane in lanes] == [1, 0]  # the culprit first
     waits = [bar for lane in lanes for bar in lane["bars"] if bar[0] == 2]
     assert len(waits) == 2 and all(
         start + length == data["lanes"]["length"] for _, start, length, *_ in waits
@@ -249,7 +249,7 @@ def test_lanes_tell_what_is_under_the_pointer_and_zoom(run, browser):  # noqa: F
     browser.run("document.getElementById('lanes').scrollIntoView({behavior: 'instant'})")
     browser.hover("#lanes-view canvas", 0.99, 30)
     assert "waits for" in browser.text("#lanes-view .tip")
-    assert "at train.py:41" in browser.text("#lanes-view .tip")
+    assert "at train.py:60" in browser.text("#lanes-view .tip")
     before = browser.run("document.querySelector('#lanes-view canvas').toDataURL()")
     browser.click("#lanes-view button[title='Zoom in']")
     assert browser.run("document.querySelector('#lanes-view canvas').toDataURL()") != before

@@ -10,6 +10,7 @@ import msgspec
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
 from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankStarted, StepEnd
+from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.reports.formats.html.calls import Call, Calls, place
 from distdiag.reports.formats.html.recording import Recording
@@ -56,12 +57,17 @@ class Lanes(msgspec.Struct):
     lanes: list[Lane]
 
 
-def lanes_of(recording: Recording, calls: Calls) -> Lanes | None:
-    """Return a lane of each rank that recorded anything, None where none did."""
+def lanes_of(recording: Recording, calls: Calls, first: RankSet) -> Lanes | None:
+    """Return a lane of each rank that recorded anything, None where none did.
+
+    The ranks `first` come first: those whom findings name would be far down among hundreds.
+    """
     offsets = recording.offsets_ns()
     drawers = {
         rank: _Drawer(rank, offsets.get(rank, 0), recent.num_left_out)
-        for rank, recent in recording.by_rank.items()
+        for rank, recent in sorted(
+            recording.by_rank.items(), key=lambda item: (item[0] not in first, item[0])
+        )
         if recent.events
     }
     if not drawers:

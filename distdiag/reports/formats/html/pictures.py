@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Report
 from distdiag.reports.base import cut, visible
 from distdiag.reports.formats.html.calls import read_calls
@@ -16,8 +17,11 @@ from distdiag.reports.formats.html.matrix import Matrix, matrices_of
 from distdiag.reports.formats.html.recording import Recording
 from distdiag.reports.formats.html.stacks import Tree, trees_of
 from distdiag.reports.formats.html.waits import WaitGraph, waits_of
+from distdiag.reports.words import by_severity
 
 LONGEST_TEXT: Final = 400
+MOST_FIRST: Final = 8
+"""More ranks than these are not set apart from the others."""
 _UNSAFE: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 """What could end the script element that holds the JSON, or begin a comment in it."""
 
@@ -44,7 +48,7 @@ def pictures_of(report: Report, recording: Recording) -> Pictures:
     calls = read_calls(recording)
     charts, routing = charts_of(recording)
     return Pictures(
-        lanes=lanes_of(recording, calls),
+        lanes=lanes_of(recording, calls, _culprits(report)),
         matrices=matrices_of(calls, report.run.outcome),
         waits=waits_of(report, calls),
         trees=trees_of(recording),
@@ -52,6 +56,13 @@ def pictures_of(report: Report, recording: Recording) -> Pictures:
         routing=routing,
         usages=usages_of(recording),
     )
+
+
+def _culprits(report: Report) -> RankSet:
+    """Return the ranks that findings name, where they are few."""
+    worst = by_severity(report.findings)[:1]
+    ranks = worst[0].ranks if worst else RankSet()
+    return ranks if len(ranks) <= MOST_FIRST else RankSet()
 
 
 def _safe(value: object) -> object:

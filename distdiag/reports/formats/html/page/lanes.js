@@ -104,7 +104,7 @@ class Lanes {
     const style = getComputedStyle(document.documentElement);
     this.color = (name) => style.getPropertyValue(`--${name}`).trim();
     pen.font = "12px system-ui, 'DejaVu Sans', sans-serif";
-    this.left = 14 + Math.max(...[0, this.data.lanes.length - 1].map((at) => pen.measureText(`rank ${this.data.lanes[at].rank}`).width));
+    this.left = 14 + Math.max(...this.data.lanes.map((lane) => pen.measureText(`rank ${lane.rank}`).width));
     this.span = width - this.left - 10;
     const first = Math.floor(this.box.scrollTop / this.row);
     const last = Math.min(this.data.lanes.length, first + Math.ceil(this.height / this.row) + 1);
@@ -140,7 +140,7 @@ class Lanes {
         pen.fillRect(x - 1, top - 1, 2.5, height + 2);
       }
     }
-    if (row < 14 && lane.rank % Math.ceil(14 / row)) return;
+    if (row < 14 && this.data.lanes.indexOf(lane) % Math.ceil(14 / row)) return;
     pen.fillStyle = this.color("faint");
     pen.textAlign = "right";
     pen.textBaseline = "middle";
