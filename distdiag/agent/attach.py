@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
@@ -12,6 +12,8 @@ from distdiag.agent.launch import read_launch
 from distdiag.config import KEYS, Config, load_config
 from distdiag.events.errors import RankError, UsageError
 from distdiag.record.guard import Guard, guarded, unobserved
+
+_PATHS: Final = ("run_dir", "baseline")
 
 
 def validated(flags: Mapping[str, Any]) -> Config:
@@ -23,7 +25,7 @@ def validated(flags: Mapping[str, Any]) -> Config:
     """
     config = load_config(flags)
     default = Config()
-    if (config.select, config.ignore) != (default.select, default.ignore):
+    if (config.select, config.ignore, config.ignored) != (default.select, default.ignore, ()):
         from distdiag.checks import load_checks
         from distdiag.reports import reporter_names
 
@@ -32,6 +34,10 @@ def validated(flags: Mapping[str, Any]) -> Config:
         from distdiag.reports import reporter_names
 
         config.validate(codes=(), reporters=reporter_names())
+    if config.baseline is not None:
+        from distdiag.findings.baseline import read_baseline
+
+        read_baseline(config.baseline)
     return config
 
 
@@ -98,7 +104,7 @@ def _flags(options: Mapping[str, Any]) -> dict[str, Any]:
             continue
         kind = KEYS[name]
         try:
-            flags[name] = msgspec.convert(os.fspath(value) if name == "run_dir" else value, kind)
+            flags[name] = msgspec.convert(os.fspath(value) if name in _PATHS else value, kind)
         except (msgspec.ValidationError, TypeError) as error:
             one_of = f"one of {', '.join(map(str, get_args(kind)))}"
             wanted = one_of if get_origin(kind) is Literal else str(error)

@@ -4,7 +4,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from typing import Final, NoReturn
 
@@ -17,6 +16,7 @@ __all__ = ["main"]
 USAGE_STATUS: Final = 2
 _COMMANDS: Final = {
     "analyze": "analyze",
+    "baseline": "baseline",
     "check": "check",
     "demo": "demo",
     "dump": "dump",
@@ -60,11 +60,9 @@ class _Commands(click.Group):
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        number = version("distdiag")
-    except PackageNotFoundError:
-        number = "(not installed)"
-    click.echo(f"distdiag {number}")
+    from distdiag.reports.base import tool_version
+
+    click.echo(f"distdiag {tool_version() or '(not installed)'}")
     ctx.exit()
 
 

@@ -9,10 +9,18 @@ import click
 
 from distdiag.analysis import Progress, analyze, split_jobs
 from distdiag.cli.options import codes
-from distdiag.cli.show import reaches, report_option, show_report, verbose_option
+from distdiag.cli.show import (
+    baseline_option,
+    reasons_of,
+    report_option,
+    show_report,
+    verbose_option,
+)
 from distdiag.config.selection import Selection
 from distdiag.events.errors import UsageError
-from distdiag.findings.finding import Report, Severity
+from distdiag.findings.finding import Report
+from distdiag.findings.ignores import Ignores
+from distdiag.reports.gate import Gate
 
 _PIPE: Final = Path("-")
 
@@ -20,7 +28,8 @@ _PIPE: Final = Path("-")
 class _Options(TypedDict):
     paths: tuple[Path, ...]
     ranks_by_file: dict[str, int]
-    report_format: str
+    report_formats: tuple[str, ...]
+    baseline: Path | None
     verbose: bool
     select: tuple[str, ...]
     ignore: tuple[str, ...]
@@ -52,6 +61,7 @@ def _ranks_by_file(
 )
 @report_option
 @verbose_option
+@baseline_option
 @click.option(
     "--select", default="", callback=codes, metavar="CODES", help="Run only these checks [ALL]."
 )
@@ -69,11 +79,12 @@ def command(**options: Unpack[_Options]) -> int:
     paths = [path for path in options["paths"] if path != _PIPE]
     piped = sys.stdin.buffer if len(paths) < len(options["paths"]) else None
     jobs = split_jobs(paths)
+    gate = Gate("error", Ignores(baseline=reasons_of(options["baseline"])))
     with Progress() as progress:
-        reports = list(_reports(jobs, piped, options, progress))
+        reports = [gate.judged(each) for each in _reports(jobs, piped, options, progress)]
     for report in reports:
-        show_report(report, options["report_format"], verbose=options["verbose"])
-    return 1 if any(reaches(report, Severity.ERROR) for report in reports) else 0
+        show_report(report, options["report_formats"], verbose=options["verbose"])
+    return max(report.exit_status or 0 for report in reports)
 
 
 def _reports(

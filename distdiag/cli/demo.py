@@ -35,6 +35,6 @@ def _demo_run(script: Path, what: str) -> Report:
     status = run_checked(str(script), (), flags, num_ranks="2")
     click.echo(f"demo: {script.name} ended with status {status}\n")
     shown = read_report(run_dir)
-    show_report(shown, "terminal")
+    show_report(shown, ("terminal",))
     click.echo()
     return shown

@@ -16,6 +16,7 @@ from distdiag.parity.report import Comparing, report_of
 from distdiag.parity.routing.comparison import Result
 from distdiag.parity.routing.study import RUNS, Settings, compare_twice, table, write_tables
 from distdiag.reports import write_report
+from distdiag.reports.gate import Gate
 
 MODE: Final = "moe-determinism"
 FOUND_STATUS: Final = 1
@@ -67,11 +68,12 @@ def command(**options: Unpack[_Options]) -> int:
         RoutingDifference,
         ranks_of=[own] if own is not None else [],
     )
+    report = Gate("warning").judged(report)
     write_report(folder / "report.json", report)
     write_tables(folder / TABLES, result)
     click.echo(table(result), err=True)
     tell(MODE, _summary(result))
-    show_report(report, options["report_format"], verbose=options["verbose"])
+    show_report(report, options["report_formats"], verbose=options["verbose"], folder=folder)
     return _status(result)
 
 

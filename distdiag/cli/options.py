@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar, get_args
 
@@ -23,6 +24,13 @@ def _comma_list(
     if not words:
         raise click.BadParameter("it names nothing", ctx, param)
     return words
+
+
+def _comma_lists(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    lists = [_comma_list(ctx, param, value) or () for value in values]
+    return tuple(dict.fromkeys(chain.from_iterable(lists))) if lists else None
 
 
 def codes(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -71,9 +79,11 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--report",
-        callback=_comma_list,
+        multiple=True,
+        callback=_comma_lists,
         metavar="NAMES",
-        help="Show the report as: terminal,json [both]. report.json is always written.",
+        help="Show the report as: terminal,html,github,... [terminal,json]. report.json is always "
+        "written.",
     ),
     click.option(
         "-v",
@@ -83,6 +93,9 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--fail-on", type=_choice(FailOn), help="Exit with 1 at a finding this bad [error]."
+    ),
+    click.option(
+        "--baseline", metavar="FILE", help="Do not count the findings that this file knows."
     ),
     click.option(
         "--hang-timeout",
@@ -128,7 +141,7 @@ class CompareOptions(TypedDict):
     num_steps: int
     timeout_s: float
     run_dir: Path | None
-    report_format: str
+    report_formats: tuple[str, ...]
     verbose: bool
     script: Path
     script_args: tuple[str, ...]

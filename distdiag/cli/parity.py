@@ -20,6 +20,7 @@ from distdiag.parity.launcher import Script
 from distdiag.parity.report import Comparing, accepting, report_of
 from distdiag.parity.study import Outcome, Settings, Study
 from distdiag.reports import write_report
+from distdiag.reports.gate import Gate
 
 MODE: Final = "parity"
 FOUND_STATUS: Final = 1
@@ -130,9 +131,10 @@ def command(**options: Unpack[_Options]) -> int:
     num_ranks = max(outcome.configuration.num_ranks for outcome in outcomes)
     report = _report(outcomes, Comparing(MODE, tuple(sys.argv), folder, started, num_ranks))
     report = accepting(report, options["accepted"])
+    report = Gate("warning").judged(report)
     write_report(folder / "report.json", report)
     _show(outcomes)
-    show_report(report, options["report_format"], verbose=options["verbose"])
+    show_report(report, options["report_formats"], verbose=options["verbose"], folder=folder)
     return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
 
 

@@ -1,29 +1,120 @@
-"""``distdiag report``: show the report of a run again."""
+"""``distdiag report``: show the report of a run again, and exit as the run did."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final, TypedDict, Unpack, get_args
 
 import click
 
-from distdiag.cli.show import known_format, show_report, verbose_option
+from distdiag.cli.runs import newest_run, runs_below
+from distdiag.cli.show import (
+    baseline_option,
+    known_formats,
+    reasons_of,
+    report_of_name,
+    save_report,
+    show_report,
+    verbose_option,
+)
+from distdiag.config import FailOn
+from distdiag.events.errors import UsageError
+from distdiag.findings.finding import Report, Severity
+from distdiag.findings.ignores import Ignores
 from distdiag.replay import replay_source
-from distdiag.reports import read_report
+from distdiag.reports import one_line, read_report
+from distdiag.reports.base import visible
+from distdiag.reports.gate import Gate
+
+REPLAY: Final = "pytest"
+"""The word for a test that replays a finding; it is no form of a report."""
+
+
+class _Options(TypedDict):
+    path: Path | None
+    names: tuple[str, ...]
+    output: Path | None
+    baseline: Path | None
+    fail_on: FailOn | None
+    verbose: bool
 
 
 @click.command("report")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option(
-    *("--report", "--format", "name"),
-    default="terminal",
-    metavar="NAME",
-    help="Show it as terminal, html or json [terminal]; pytest writes a test that replays a "
-    "finding of collectives.",
+    *("--format", "--report", "names"),
+    multiple=True,
+    default=("terminal",),
+    metavar="NAMES",
+    help="Show it as terminal, json, html, github, sarif, junit, markdown or perfetto [terminal]; "
+    "pytest writes a test that replays a finding of collectives.",
 )
+@click.option(
+    *("-o", "--output"),
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write it into FILE.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(get_args(FailOn)),
+    help="Exit with 1 at a finding this bad [as the run was told].",
+)
+@baseline_option
 @verbose_option
-def command(path: Path, name: str, verbose: bool) -> None:
-    """Show the report of a run again. PATH is a report.json or a run directory."""
-    if name == "pytest":
+def command(**options: Unpack[_Options]) -> int:
+    """Show the report of a run again.
+
+    PATH is a report.json, a run directory, or a folder of them; without it the newest run below
+    ./distdiag-runs is taken. Exits as the run did: with the status of the script if that failed,
+    with 1 if a finding reaches --fail-on, else with 0.
+    """
+    path = options["path"] or newest_run()
+    if options["names"] == (REPLAY,):
         click.echo(replay_source(path), nl=False)
-        return
-    report_format = known_format(name)
+        return 0
+    formats = known_formats(options["names"])
+    if options["output"] is not None and len(formats) > 1:
+        raise UsageError("--output takes one format")
+    runs = runs_below(path)
+    if not runs:
+        return _show(path, options, formats)
+    if formats != ("terminal",):
+        raise UsageError(f"{path} holds {len(runs)} runs: name one of them to get another format")
+    return max([_show_briefly(run, options) for run in runs])
+
+
+def _read(path: Path, options: _Options) -> Report:
+    """Read a report and judge it anew where the options ask for it."""
+    report = read_report(path)
+    if (
+        options["fail_on"] is None
+        and options["baseline"] is None
+        and report.exit_status is not None
+    ):
+        return report
+    ignores = Ignores(baseline=reasons_of(options["baseline"]))
+    return Gate(options["fail_on"] or report.fail_on, ignores).judged(report)
+
+
+def _show(path: Path, options: _Options, formats: Sequence[str]) -> int:
+    report = _read(path, options)
     run_dir = path if path.is_dir() else path.parent
-    show_report(read_report(path), report_format, verbose=verbose, run_dir=run_dir)
+    if options["output"] is not None:
+        reporter = report_of_name(formats[0], verbose=options["verbose"], run_dir=run_dir)
+        save_report(report, reporter, options["output"])
+    else:
+        show_report(report, formats, verbose=options["verbose"], folder=run_dir, run_dir=run_dir)
+    return report.exit_status or 0
+
+
+def _show_briefly(path: Path, options: _Options) -> int:
+    """Show one of several runs: its verdict, and a line for each finding that is no note."""
+    report = _read(path, options)
+    counts = report.counts
+    found = f"{counts.error} errors, {counts.warning} warnings, {counts.info} notes"
+    click.echo(f"{visible(str(path))}: {found}; outcome: {report.run.outcome}")
+    order = sorted(report.findings, key=lambda finding: -finding.severity.weight)
+    for finding in order:
+        if finding.severity is not Severity.INFO or options["verbose"]:
+            click.echo(f"  {one_line(finding).removeprefix('distdiag: ')}")
+    return report.exit_status or 0

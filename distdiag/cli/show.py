@@ -5,39 +5,66 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from itertools import count
 from pathlib import Path
 
 import click
 
 from distdiag.events.errors import UsageError
+from distdiag.findings.baseline import read_baseline
 from distdiag.findings.finding import Report, Severity
+from distdiag.record.run_dir import write_atomically
 from distdiag.reports import load_reporter, reporter_names
-from distdiag.reports.base import visible
+from distdiag.reports.base import Reporter, append_to_its_file, visible
+from distdiag.reports.gate import hint
 
 
-def known_format(name: str) -> str:
-    """Return the name of a format of reports.
+def known_formats(text: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names in one comma-separated list of formats of reports, or in several.
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: there is none of such a name.
 
     """
-    if name not in reporter_names():
-        raise UsageError(f'unknown report "{name}" (there are: {", ".join(reporter_names())})')
-    return name
+    lists = [text] if isinstance(text, str) else text
+    names = [name.strip() for each in lists for name in each.split(",") if name.strip()]
+    unknown = [name for name in names if name not in reporter_names()]
+    if unknown or not names:
+        wanted = unknown[0] if unknown else ""
+        raise UsageError(f'unknown report "{wanted}" (there are: {", ".join(reporter_names())})')
+    return tuple(dict.fromkeys(names))
 
 
 report_option = click.option(
     "--report",
-    "report_format",
-    default="terminal",
-    metavar="NAME",
-    callback=lambda _ctx, _param, name: known_format(name),
-    help="Show the report as terminal or json [terminal].",
+    "report_formats",
+    multiple=True,
+    default=("terminal",),
+    metavar="NAMES",
+    callback=lambda _ctx, _param, names: known_formats(names),
+    help="Show the report as terminal, json, html, github, sarif, junit, ... [terminal].",
 )
-"""The option that says how to show a report."""
+"""The option that says how to show a report: a tuple of names."""
+
+baseline_option = click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Do not count the findings that this file knows.",
+)
+"""The option that names a baseline; see `reasons_of`."""
+
+
+def reasons_of(baseline: Path | None) -> dict[str, str]:
+    """Return the reasons in a baseline by fingerprint; nothing where none is named.
+
+    Raises:
+        UsageError: the file is no baseline.
+
+    """
+    return read_baseline(baseline).reasons if baseline is not None else {}
+
 
 verbose_option = click.option(
     "-v",
@@ -49,16 +76,48 @@ verbose_option = click.option(
 
 
 def show_report(
-    report: Report, report_format: str, *, verbose: bool = False, run_dir: Path | None = None
+    report: Report,
+    report_formats: Collection[str],
+    *,
+    verbose: bool = False,
+    folder: Path | None = None,
+    run_dir: Path | None = None,
 ) -> None:
-    """Write a report to stdout, in colour and as wide as the terminal if it is one."""
-    reporter = load_reporter(report_format)
-    if report_format == "terminal" and sys.stdout.isatty():
+    """Write a report to stdout, in colour and as wide as the terminal if it is one.
+
+    Of several forms those that are files go into `folder`, by default the working directory.
+    """
+    for name in report_formats:
+        reporter = report_of_name(name, verbose=verbose, run_dir=run_dir)
+        if reporter.file_name is not None and len(report_formats) > 1:
+            save_report(report, reporter, (folder or Path()) / reporter.file_name)
+        else:
+            click.echo(reporter.render(report), nl=False)
+        append_to_its_file(reporter, report)
+    click.echo(hint(report), nl=False, err=True)
+
+
+def report_of_name(name: str, *, verbose: bool, run_dir: Path | None) -> Reporter:
+    """Return the form of this name, as it is shown on stdout."""
+    kind = load_reporter(name)
+    if name == "terminal" and sys.stdout.isatty():
         width, color = shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ
-        text = reporter(width=width, color=color, verbose=verbose).render(report)
-    else:
-        text = reporter(verbose=verbose, run_dir=run_dir).render(report)
-    click.echo(text, nl=False)
+        return kind(width=width, color=color, verbose=verbose, run_dir=run_dir)
+    return kind(verbose=verbose, run_dir=run_dir)
+
+
+def save_report(report: Report, reporter: Reporter, path: Path) -> None:
+    """Write a form of a report to a file, and say on stderr which.
+
+    Raises:
+        UsageError: the file cannot be written.
+
+    """
+    try:
+        write_atomically(path, reporter.render(report).encode(errors="backslashreplace"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    click.echo(f"distdiag: {reporter.name} report: {visible(str(path))}", err=True)
 
 
 def reaches(report: Report, severity: Severity) -> bool:

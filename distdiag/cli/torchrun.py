@@ -22,10 +22,12 @@ from distdiag.cli.show import reaches
 from distdiag.config import Config, load_config
 from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
+from distdiag.findings.baseline import read_baseline
 from distdiag.findings.finding import Outcome, Severity
 from distdiag.record.private_file import make_private_folder
 from distdiag.record.run_dir import RUNS_FOLDER, RunDir
 from distdiag.reports import read_report, reporter_names
+from distdiag.reports.gate import script_status, shell_status
 
 LAST_WORDS_S: Final = 15.0
 """The monitor has this long to complete the report when the launcher has ended."""
@@ -44,6 +46,8 @@ def run_checked(
     """
     config = load_config(flags)
     config.validate(codes=load_checks(), reporters=reporter_names())
+    if config.baseline is not None:
+        read_baseline(config.baseline)
     find_script(script, script_args)
     if find_spec("torch") is None:
         raise UsageError(f"torch is not installed for {sys.executable}")
@@ -101,16 +105,12 @@ def _wait_for(launcher: list[str]) -> int:
     try:
         while True:
             try:
-                return _shell_status(process.wait())
+                return shell_status(process.wait())
             except KeyboardInterrupt:
                 # The terminal has told the launcher too; it still has its ranks to end.
                 continue
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _shell_status(status: int) -> int:
-    return status if status >= 0 else 128 - status
 
 
 def real_status(launcher_status: int, run_dir: Path, config: Config) -> int:
@@ -125,9 +125,9 @@ def real_status(launcher_status: int, run_dir: Path, config: Config) -> int:
     # The monitor outlives the launcher; what it writes last is what counts.
     wait_for_pid_file(last.monitor_pid, LAST_WORDS_S)
     statuses = _exit_statuses(last.exit_status)
-    # The launcher kills the peers of a rank that failed, so a status counts before a signal.
-    for status in sorted(filter(None, statuses), key=lambda status: status < 0):
-        return _shell_status(status)
+    failed = script_status(statuses)
+    if failed:
+        return failed
     if statuses and _is_clean(run_dir, config):
         # Every script ended well and a rank died after that, while its interpreter shut down.
         return 0

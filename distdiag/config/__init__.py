@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
+from distdiag.config.ignores import IgnoreRule, ignores_of
 from distdiag.config.numerics import USUAL, NumericsConfig, numerics_config_of
 from distdiag.config.placement_rules import PlacementRule, rules_of
 from distdiag.config.selection import EVERYTHING, Selection
@@ -34,6 +36,9 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_WAIT_S)]
 DEFAULT_FILE: Final = Path("distdiag.toml")
 """Read when it is in the current directory and no other file is named."""
 
+WORKFLOW_REPORT: Final = "github"
+"""The report that a step of GitHub Actions shows beside those that were asked for."""
+
 KEYS: Final[Mapping[str, Any]] = {
     "profile": Profile,
     "select": tuple[str, ...],
@@ -43,6 +48,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "report": tuple[str, ...],
     "verbose": bool,
     "fail_on": FailOn,
+    "baseline": str,
     "hang_timeout": Literal["auto"] | Seconds,
     "on_hang": OnHang,
     "dump_transport": DumpTransport,
@@ -61,8 +67,9 @@ TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
     "routing": routing_config_of,
     "aux_loss": aux_loss_config_of,
     "numerics": numerics_config_of,
+    "ignore": ignores_of,
 }
-"""The tables of a TOML file, which have no flags, and what reads each of them."""
+"""The tables of a TOML file and what reads each of them; of these, only `ignore` has a flag."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +77,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `plan` is how tensors should be sharded, `sequence` what splits sequences, `routing` what
     routes tokens, `aux_loss` what balances experts, and `numerics` the thresholds of the checks of
-    numbers, by the user's tables.
+    numbers, by the user's tables. Findings that `ignored` fits or `baseline` knows do not count.
     The file report.json is always written, whatever `report` says.
     """
 
@@ -82,6 +89,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     report: tuple[str, ...] = ("terminal", "json")
     verbose: bool = False
     fail_on: FailOn = "error"
+    baseline: Path | None = None
+    ignored: tuple[IgnoreRule, ...] = ()
     hang_timeout_s: float | None = None
     on_hang: OnHang = "report"
     dump_transport: DumpTransport = "auto"
@@ -122,6 +131,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         """
         self.selection.validate(codes)
+        ignored = tuple(code for rule in self.ignored for code in rule.codes)
+        Selection(ignore=ignored).validate(codes)
         for name in self.report:
             if name not in reporters:
                 known = ", ".join(sorted(reporters))
@@ -160,7 +171,17 @@ def load_config(flags: Mapping[str, Any]) -> Config:
             settings[f"{name}_s"] = None if value == "auto" else float(value)
     if "run_dir" in settings:
         settings["run_dir"] = Path(settings["run_dir"])
-    return Config(**settings)
+    if "baseline" in settings:
+        settings["baseline"] = Path(settings["baseline"]).absolute()
+    config = Config(**settings)
+    if is_in_workflow(os.environ) and WORKFLOW_REPORT not in config.report:
+        return msgspec.structs.replace(config, report=(*config.report, WORKFLOW_REPORT))
+    return config
+
+
+def is_in_workflow(environ: Mapping[str, str]) -> bool:
+    """Tell whether this is a step of a workflow of GitHub Actions, by the variable that it sets."""
+    return environ.get("GITHUB_ACTIONS") == "true"
 
 
 def _file_settings(named: str | Path | None) -> dict[str, Any]:
@@ -179,6 +200,8 @@ def _file_settings(named: str | Path | None) -> dict[str, Any]:
         if key in settings:
             raise UsageError(f'{path}: key "{written}" is given twice')
         settings[key] = _file_value(path, written, key, value)
+    if "ignore" in settings:
+        settings["ignore"], settings["ignored"] = settings["ignore"]
     return settings
 
 

@@ -1,6 +1,7 @@
 """What checks conclude, what each conclusion rests on, and the report that holds them."""
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -66,6 +67,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     Example: ``Finding(code="COL003", name="collective-shape-mismatch", message="all_gather #12 in
     group default_pg …", ranks=RankSet({3}), …)``.
+
+    `fingerprint` is the same for the same finding in another run; a report sets it.
     """
 
     code: str
@@ -84,12 +87,34 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix_changes: str = ""
     fix_leaves: str = ""
     disproof: str = ""
+    fingerprint: str = ""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What makes two findings the same one, seen again."""
         place = (self.location.file, self.location.line) if self.location else None
         return (self.code, place, self.subjects, self.ranks)
+
+
+class IgnoredFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding that does not count, since a comment, the configuration or a baseline says so."""
+
+    finding: Finding
+    by: Literal["comment", "configuration", "baseline"]
+    reason: str = ""
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many findings count, by severity, and how many do not.
+
+    `ignored` are those that comments and the configuration name, `baselined` those of a baseline.
+    """
+
+    error: int = 0
+    warning: int = 0
+    info: int = 0
+    ignored: int = 0
+    baselined: int = 0
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +138,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Which run a report is about. Times are RFC 3339 in UTC.
 
     `dump_transport` is the way by which stacks of a hang came from other nodes, if any did.
+    `exit_status` is that of the rank whose script failed first, as a shell has it, or 0 if all
+    ended well; None if no script has ended.
     """
 
     id: str
@@ -126,6 +153,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     active_modes: tuple[str, ...] = ()
     dump_transport: str = ""
+    exit_status: int | None = None
 
 
 class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,9 +177,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     Of a job that is gone, `files` are what was read of it, and `next_time` is what would have
     helped to find more, one sentence each.
+
+    `findings` are those that count; `ignored` are known and do not. `exit_status` is what the whole
+    asks for: the script's own, else 1 if a finding is as severe as `fail_on` (error, warning,
+    never), else 0. Reports of versions before 0.2 have neither it nor `tool_version`.
     """
 
     schema_version: int = 1
+    tool_version: str = ""
     complete: bool = False
     run: Run
     findings: tuple[Finding, ...] = ()
@@ -160,3 +193,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     silent_ranks: RankSet = msgspec.field(default_factory=RankSet)
     files: tuple[ReadFile, ...] = ()
     next_time: tuple[str, ...] = ()
+    ignored: tuple[IgnoredFinding, ...] = ()
+    counts: Counts = Counts()
+    fail_on: str = "error"
+    exit_status: int | None = None

@@ -1,12 +1,16 @@
 """The JSON form of reports, which other programs read."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.findings.finding import Report
 from distdiag.record.wire import decode_rank_set, plain
+
+_UNSEEN: Final = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+"""Signs that steer a terminal or hide text, which JSON may hold as they are, and need not."""
 
 
 def _finite(value: object) -> object:
@@ -19,7 +23,7 @@ def _finite(value: object) -> object:
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {_finite(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
@@ -28,7 +32,8 @@ def _finite(value: object) -> object:
 def encode_report(report: Report) -> bytes:
     """Return a report as indented JSON; NaN and infinities are the strings of their names."""
     tree = msgspec.to_builtins(report, enc_hook=plain)
-    return msgspec.json.format(msgspec.json.encode(_finite(tree)), indent=1)
+    text = msgspec.json.format(msgspec.json.encode(_finite(tree)), indent=1).decode()
+    return _UNSEEN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text).encode()
 
 
 def decode_report(text: bytes) -> Report:

@@ -83,6 +83,23 @@ def nodes_around(frame: Frame) -> tuple[ast.AST, ...]:
     return tuple(_chain(_read(frame.file), frame.line))
 
 
+def statement_lines(location: Location) -> tuple[str, ...]:
+    """Return the lines of the innermost statement that a place is in; of a compound one its head.
+
+    Where the file cannot be read, or has changed since, they are the line of the place itself.
+    """
+    source = _read(location.file)
+    lines = source.lines
+    here = lines[location.line - 1] if 0 < location.line <= len(lines) else ""
+    statements = [node for node in _chain(source, location.line) if isinstance(node, ast.stmt)]
+    if here.strip() != location.source or not statements:
+        return (location.source,)
+    innermost = statements[-1]
+    body = getattr(innermost, "body", None)
+    last = body[0].lineno - 1 if body else innermost.end_lineno or innermost.lineno
+    return lines[innermost.lineno - 1 : max(last, location.line)]
+
+
 def rank_guards(frame: Frame) -> tuple[Guard, ...]:
     """Return the conditions on the rank that the frame's line stands under, outermost first."""
     return tuple(guard for guard in guards(frame) if guard.by_rank)

@@ -1,14 +1,13 @@
 """Look at files: which rules run on which, and what comes of it."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from distdiag.config.selection import Selection
 from distdiag.events.errors import DamagedFileError
 from distdiag.findings.finding import Severity
+from distdiag.findings.ignores import ignore_comment
 from distdiag.lint.base import LintFinding, Rule
 from distdiag.lint.effects import Effects
 from distdiag.lint.modules import Module
@@ -17,8 +16,6 @@ from distdiag.lint.rules import load_rules
 from distdiag.lint.sources import is_worth_parsing, python_files, read_text
 
 # Comments that silence rules: ``# distdiag: ignore``, ``# distdiag: ignore[COL009, BAR001]``.
-
-_COMMENT: Final = re.compile(r"#\s*distdiag:\s*ignore(?:\[(?P<codes>[^\]]*)\])?", re.IGNORECASE)
 
 
 def is_ignored(module: Module, finding: LintFinding) -> bool:
@@ -29,14 +26,10 @@ def is_ignored(module: Module, finding: LintFinding) -> bool:
 
 
 def _silences(line: str, finding: LintFinding) -> bool:
-    comment = _COMMENT.search(line)
-    if comment is None:
-        return False
-    codes = comment["codes"]
-    if codes is None:
-        return True
-    wanted = {code.strip().lower() for code in codes.split(",")}
-    return bool(wanted & {finding.code.lower(), finding.name})
+    comment = ignore_comment(line)
+    return comment is not None and (
+        comment.names(finding.code, finding.name) or not comment.has_codes
+    )
 
 
 # Runs the rules on the files.

@@ -1,12 +1,8 @@
 """How the findings of `distdiag lint` are shown."""
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import PurePath
 from typing import Final
-from urllib.parse import quote
 
 import msgspec
 
@@ -14,6 +10,8 @@ from distdiag.findings.finding import Severity
 from distdiag.lint.base import LintFinding, Related
 from distdiag.lint.linting import LintResult
 from distdiag.lint.rules import load_rules
+from distdiag.reports import sarif_log
+from distdiag.reports.workflow_commands import command
 
 
 def text(result: LintResult) -> str:
@@ -46,115 +44,46 @@ def json(result: LintResult) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
-# Workflow commands, which GitHub shows beside the lines of a pull request.
-
-_COMMANDS: Final = {
-    Severity.ERROR: "error",
-    Severity.WARNING: "warning",
-    Severity.INFO: "notice",
-}
-
-
 def github(result: LintResult) -> str:
-    """Return one ``::error file=…,line=…,col=…,title=…::message`` for each finding.
-
-    The format is GitHub's "Workflow commands for GitHub Actions".
-    """
+    """Return one workflow command for each finding, which GitHub shows in a pull request."""
     return "".join(f"{_command(found)}\n" for found in result.findings)
 
 
 def _command(found: LintFinding) -> str:
-    values = {
+    place = {
         "file": found.path,
         "line": str(found.line),
         "endLine": str(found.end_line),
         "col": str(found.column),
         "title": f"{found.code} {found.name}",
     }
-    properties = ",".join(f"{key}={_escaped(value, ',:')}" for key, value in values.items())
-    return f"::{_COMMANDS[found.severity]} {properties}::{_escaped(found.message)}"
-
-
-def _escaped(value: str, further: str = "") -> str:
-    for sign in f"%\r\n{further}":
-        value = value.replace(sign, f"%{ord(sign):02X}")
-    return value
-
-
-# SARIF 2.1.0, the format of static analysis results that code hosts and editors read.
-
-_LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-_SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
+    return command(found.severity, place, found.message)
 
 
 def sarif(result: LintResult) -> str:
     """Return one SARIF log with one run."""
-    log = {
-        "$schema": _SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {"driver": _driver()},
-                "columnKind": "utf16CodeUnits",
-                "invocations": [
-                    {
-                        "executionSuccessful": not result.not_checked,
-                        "toolExecutionNotifications": [
-                            {"level": "error", "message": {"text": problem}}
-                            for problem in result.not_checked.values()
-                        ],
-                    }
-                ],
-                "results": [_result(found) for found in result.findings],
-            }
-        ],
-    }
-    return msgspec.json.format(msgspec.json.encode(log), indent=2).decode() + "\n"
-
-
-def _driver() -> dict[str, object]:
-    try:
-        number = version("distdiag")
-    except PackageNotFoundError:
-        number = "0"
-    return {
-        "name": "distdiag",
-        "version": number,
-        "rules": [
-            {
-                "id": rule.code,
-                "name": "".join(word.title() for word in rule.name.split("-")),
-                "shortDescription": {"text": _documentation(rule).partition("\n")[0]},
-                "help": {"text": _documentation(rule)},
-                "defaultConfiguration": {"level": _LEVELS[rule.severity]},
-            }
-            for rule in load_rules().values()
-        ],
-    }
-
-
-def _documentation(rule: type) -> str:
-    return inspect.cleandoc(rule.__doc__ or "")
+    return sarif_log.log(
+        load_rules().values(),
+        map(_result, result.findings),
+        result.not_checked.values(),
+        is_successful=not result.not_checked,
+    )
 
 
 def _result(found: LintFinding) -> dict[str, object]:
     region = {"startLine": found.line, "startColumn": found.column, "endLine": found.end_line}
     return {
         "ruleId": found.code,
-        "level": _LEVELS[found.severity],
-        "message": {"text": found.message},
-        "locations": [_location(found.path, region)],
+        "level": sarif_log.LEVELS[found.severity],
+        "message": {"text": sarif_log.text(found.message)},
+        "locations": [sarif_log.location(found.path, region)],
         "relatedLocations": [_related(place) for place in found.related],
     }
 
 
 def _related(place: Related) -> dict[str, object]:
-    return _location(place.path, {"startLine": place.line}) | {"message": {"text": place.message}}
-
-
-def _location(path: str, region: dict[str, int]) -> dict[str, object]:
-    uri = quote(PurePath(path).as_posix())
-    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}
+    message = {"message": {"text": sarif_log.text(place.message)}}
+    return sarif_log.location(place.path, {"startLine": place.line}) | message
 
 
 FORMATS: Final[Mapping[str, Callable[[LintResult], str]]] = {

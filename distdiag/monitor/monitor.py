@@ -227,7 +227,8 @@ class Monitor:
                 say(f"{one_line(note)}\n")
                 self._announced.discard((True, *news[1:]))  # it may become true again
                 self._written_s = 0.0
-        findings = {self._news_of(finding): finding for finding in self._findings()}
+        counting = self._reporter.gate.standing(self._findings())
+        findings = {self._news_of(finding): finding for finding in counting}
         new = {news: findings[news] for news in findings if news not in self._announced}
         if not new and time.monotonic() - self._written_s < REWRITE_EVERY_S:
             return

@@ -1,7 +1,7 @@
 """Where the files of a run lie, and whose run it is.
 
 <run dir>/run.json            which launch this is
-          report.json         the one report
+          report.json         the one report; report.sarif and others are forms of it
           attempt-0/          one folder for each elastic restart
             launch.json       what the monitor must know
             rank-3.status     the status page of a rank
@@ -228,7 +228,7 @@ def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> None:
                 f"run directory {run_dir.root} already holds a run; "
                 "choose another one or pass --overwrite"
             )
-        for path in (*run_dir.root.glob("attempt-*"), run_dir.report):
+        for path in (*run_dir.root.glob("attempt-*"), *run_dir.root.glob("report.*")):
             is_folder = path.is_dir() and not path.is_symlink()
             shutil.rmtree(path) if is_folder else path.unlink(missing_ok=True)
     write_atomically(marker, identity)

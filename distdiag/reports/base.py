@@ -14,8 +14,8 @@ class Reporter:
     """Turn a report into text. It computes nothing that the report does not say.
 
     `name` is the name of the module and the word for ``--report``. `file_name` is the file below
-    the run directory that holds the text, or None when it goes to stderr. `run_dir` is the run
-    directory where there is one: a format may show what is recorded there.
+    the run directory that holds the text, or None when it goes to stderr. `run_dir` is where the
+    events of the run are, for forms that show them; None where there are none.
     """
 
     name: ClassVar[str]
@@ -35,8 +35,42 @@ class Reporter:
         self.run_dir = run_dir
 
     def render(self, report: Report) -> str:
-        """Return the text, which ends with a newline."""
+        """Return the text, which ends with a newline.
+
+        Raises:
+            UsageError: the run directory does not hold what this form shows.
+
+        """
         raise NotImplementedError
+
+    def append(self, report: Report) -> tuple[Path, str] | None:
+        """Return a file outside of the run directory, and what to append to it, if there is one."""
+        return None
+
+
+def append_to_its_file(reporter: Reporter, report: Report) -> None:
+    """Write what a form appends to a file outside of the run directory.
+
+    Raises:
+        OSError: that file cannot be written.
+
+    """
+    appended = reporter.append(report)
+    if appended is not None:
+        path, text = appended
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+
+
+def tool_version() -> str:
+    """Return the version of distdiag, or "" where it is not installed."""
+    # Not above: every rank loads this module, and that one loads many others.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("distdiag")
+    except PackageNotFoundError:
+        return ""
 
 
 def one_line(finding: Finding) -> str:
@@ -49,8 +83,9 @@ def one_line(finding: Finding) -> str:
         parts.append(str(finding.location))
     if finding.ranks:
         parts.append(f"ranks {short(finding.ranks)}")
-    head = visible(" ".join(parts))
-    return cut(f"{head}: {visible(' '.join(finding.message.split()))}", LONGEST_LINE)
+    head = visible(cut(" ".join(parts), LONGEST_LINE))
+    message = visible(cut(" ".join(finding.message.split()), LONGEST_LINE))
+    return cut(f"{head}: {message}", LONGEST_LINE)
 
 
 def visible(text: str) -> str:
@@ -63,6 +98,11 @@ def visible(text: str) -> str:
 def cut(text: str, length: int) -> str:
     """Return the text, or its beginning and an ellipsis where it is longer."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def phrase(ranks: RankSet) -> str:
+    """Return ``rank 3`` or ``ranks 0-2,7``, shortened where they are too many."""
+    return f"rank {ranks}" if len(ranks) == 1 else f"ranks {short(ranks)}"
 
 
 def short(ranks: RankSet, length: int = 48) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from distdiag.config import Config
 from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import Event
-from distdiag.events.errors import DamagedFileError
+from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import (
@@ -34,13 +34,14 @@ from distdiag.record.private_file import open_private
 from distdiag.record.redaction import redacted
 from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomically
 from distdiag.reports import load_reporter, one_line, write_report
+from distdiag.reports.base import Reporter, append_to_its_file, visible
+from distdiag.reports.gate import gate_of, hint, script_status
 from distdiag.views.rank_states import RankState, RankStatus, last_act
 
 _log = logging.getLogger(__name__)
 
 RESERVE_BYTES: Final = 512 << 10
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_FAILING: Final = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.weight}
 
 
 class RunReporter:
@@ -62,6 +63,7 @@ class RunReporter:
         self._run_dir = run_dir
         self._launch_file = launch_file
         self._config = config
+        self.gate = gate_of(config)
         # Imported now, while the ranks are busy importing too: at the end somebody waits.
         self._forms = [load_reporter(name) for name in config.report]
         self._path = run_dir.report
@@ -86,10 +88,11 @@ class RunReporter:
     ) -> Report:
         """Return the report as it stands; `checks` are the codes of those that judged the run."""
         gaps = {**self._gaps(states), **not_checked}
-        earlier = self._earlier.findings if self._earlier else ()
-        found = {finding.identity: finding for finding in earlier}
+        earlier = self._earlier
+        before = (*earlier.findings, *(i.finding for i in earlier.ignored)) if earlier else ()
+        found = {finding.identity: finding for finding in before}
         found |= {finding.identity: finding for finding in findings}
-        return Report(
+        report = Report(
             complete=complete,
             run=self._run(states, complete=complete),
             findings=tuple(found.values()),
@@ -99,6 +102,7 @@ class RunReporter:
                 {*self.unobserved, *(r for r, s in states.items() if s.status is RankStatus.SILENT)}
             ),
         )
+        return self.gate.judged(report)
 
     def write(self, report: Report) -> None:
         """Replace report.json, on a full disk in the room that was set aside."""
@@ -112,17 +116,27 @@ class RunReporter:
     def show(self, report: Report) -> None:
         """Write the other forms of the report that were asked for, to stderr or to their files."""
         for kind in self._forms:
-            reporter = kind(
-                width=_width(),
-                color=_has_colours(),
-                verbose=self._config.verbose,
-                run_dir=self._run_dir.root,
-            )
-            if reporter.file_name is None:
-                say(reporter.render(report))
-            elif self._run_dir.root / reporter.file_name != self._run_dir.report:
-                path = self._run_dir.root / reporter.file_name
-                self.save(path, reporter.render(report).encode())
+            try:
+                self._show_as(kind, report)
+            except (OSError, UsageError, DamagedFileError) as error:
+                _log.exception("the form %s of the report could not be made", kind.name)
+                say(f"distdiag: --report {kind.name}: {visible(str(error))}\n")
+        say(hint(report))
+
+    def _show_as(self, kind: type[Reporter], report: Report) -> None:
+        reporter = kind(
+            width=_width(),
+            color=_has_colours(),
+            verbose=self._config.verbose,
+            run_dir=self._run_dir.root,
+        )
+        path = self._run_dir.root / (reporter.file_name or "")
+        if reporter.file_name is None:
+            say(reporter.render(report))
+        elif path != self._run_dir.report:
+            self.save(path, reporter.render(report).encode(errors="backslashreplace"))
+            say(f"distdiag: {reporter.name} report: {visible(str(path))}\n")
+        append_to_its_file(reporter, report)
 
     def save(self, path: Path, data: bytes) -> None:
         """Write a small file, on a full disk in the room that was set aside."""
@@ -143,8 +157,7 @@ class RunReporter:
             self._run_dir.exit_status,
             msgspec.json.encode({str(r): s for r, s in self.rank_status.exit_status.items()}),
         )
-        least = _FAILING.get(self._config.fail_on)
-        bad = [f for f in findings if least is not None and f.severity.weight >= least]
+        bad = [finding for finding in self.gate.standing(findings) if self.gate.fails(finding)]
         verdict = Verdict(
             exit_status=1 if bad else 0, summary="\n".join(one_line(finding) for finding in bad)
         )
@@ -204,6 +217,7 @@ class RunReporter:
             started=earlier.run.started if earlier else _rfc3339(launch.started_s),
             ended=_rfc3339(datetime.now(UTC).timestamp()) if complete else None,
             outcome=status.final(self.lost) if complete else status.outcome,
+            exit_status=script_status(status.exit_status.values()),
             attempts=launch.attempt + 1,
             active_modes=self._config.active_modes,
             dump_transport=self.dump_transport,

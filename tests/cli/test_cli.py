@@ -28,6 +28,7 @@ REPORT = Report(
         outcome=Outcome.FINISHED,
     ),
     checked=("COL001",),
+    exit_status=0,
 )
 
 
@@ -88,7 +89,7 @@ def test_the_package_is_the_command(package, tmp_path):
         (("check", "--config", "bad.toml", "train.py"), "bad.toml: unknown key 'profil'"),
         (("check", "--run-dir", "train.py/x", "train.py"), "train.py/x cannot be written"),
         (("check", "--run-dir", "used", "train.py"), "used already holds a run"),
-        (("report",), "Missing argument 'PATH'"),
+        (("report",), "there is no run below ./distdiag-runs"),
         (("report", "gone"), "gone: cannot be read: No such file"),
         (("report", "."), "report.json: cannot be read: No such file"),
         (("report", "train.py"), "train.py: not a distdiag report"),

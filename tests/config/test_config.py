@@ -82,6 +82,7 @@ def test_every_key_can_be_set_with_either_spelling():
         verify{s}sequence = true
         parity{s}task = "task.json"
         routing{s}task = "routing.json"
+        baseline = "/known.json"
     """
     expected = Config(
         profile="light",
@@ -101,6 +102,7 @@ def test_every_key_can_be_set_with_either_spelling():
         verify_sequence=True,
         parity_task="task.json",
         routing_task="routing.json",
+        baseline=Path("/known.json"),
     )
     assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - len(TABLES)
     assert load_config(write(text.format(s="_"))) == expected
