@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
@@ -18,6 +16,7 @@ from distdiag.record.run_dir import write_atomically
 from distdiag.reports import load_reporter, reporter_names
 from distdiag.reports.base import Reporter, append_to_its_file, visible
 from distdiag.reports.gate import hint
+from distdiag.reports.surface import surface_of
 
 
 def known_formats(text: str | Iterable[str]) -> tuple[str, ...]:
@@ -75,11 +74,16 @@ verbose_option = click.option(
 """The option that asks for the details of a report."""
 
 
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show errors only at the terminal.")
+"""The option that asks for errors only."""
+
+
 def show_report(
     report: Report,
     report_formats: Collection[str],
     *,
     verbose: bool = False,
+    quiet: bool = False,
     folder: Path | None = None,
     run_dir: Path | None = None,
 ) -> None:
@@ -88,22 +92,24 @@ def show_report(
     Of several forms those that are files go into `folder`, by default the working directory.
     """
     for name in report_formats:
-        reporter = report_of_name(name, verbose=verbose, run_dir=run_dir)
+        reporter = report_of_name(name, verbose=verbose, quiet=quiet, run_dir=run_dir)
         if reporter.file_name is not None and len(report_formats) > 1:
             save_report(report, reporter, (folder or Path()) / reporter.file_name)
         else:
             click.echo(reporter.render(report), nl=False)
         append_to_its_file(reporter, report)
-    click.echo(hint(report), nl=False, err=True)
+    if not quiet:
+        click.echo(hint(report), nl=False, err=True)
 
 
-def report_of_name(name: str, *, verbose: bool, run_dir: Path | None) -> Reporter:
+def report_of_name(
+    name: str, *, verbose: bool, quiet: bool = False, run_dir: Path | None
+) -> Reporter:
     """Return the form of this name, as it is shown on stdout."""
-    kind = load_reporter(name)
-    if name == "terminal" and sys.stdout.isatty():
-        width, color = shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ
-        return kind(width=width, color=color, verbose=verbose, run_dir=run_dir)
-    return kind(verbose=verbose, run_dir=run_dir)
+    surface = surface_of(sys.stdout)
+    return load_reporter(name)(
+        width=surface.width, color=surface.color, verbose=verbose, quiet=quiet, run_dir=run_dir
+    )
 
 
 def save_report(report: Report, reporter: Reporter, path: Path) -> None:

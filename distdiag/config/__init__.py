@@ -47,6 +47,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "overwrite": bool,
     "report": tuple[str, ...],
     "verbose": bool,
+    "quiet": bool,
     "fail_on": FailOn,
     "baseline": str,
     "hang_timeout": Literal["auto"] | Seconds,
@@ -88,6 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     overwrite: bool = False
     report: tuple[str, ...] = ("terminal", "json")
     verbose: bool = False
+    quiet: bool = False
     fail_on: FailOn = "error"
     baseline: Path | None = None
     ignored: tuple[IgnoreRule, ...] = ()

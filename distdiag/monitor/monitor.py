@@ -236,7 +236,8 @@ class Monitor:
         for news, finding in new.items():
             # What is softened later is no news; what turns out to be worse than a note is.
             self._announced |= {news, (False, *news[1:])}
-            say(f"{one_line(finding)}\n")
+            if not self._config.quiet or finding.severity is Severity.ERROR:
+                say(f"{one_line(finding)}\n")
 
     def _publish(self, *, complete: bool = False) -> Report:
         self._written_s = time.monotonic()

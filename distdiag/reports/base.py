@@ -14,8 +14,9 @@ class Reporter:
     """Turn a report into text. It computes nothing that the report does not say.
 
     `name` is the name of the module and the word for ``--report``. `file_name` is the file below
-    the run directory that holds the text, or None when it goes to stderr. `run_dir` is where the
-    events of the run are, for forms that show them; None where there are none.
+    the run directory that holds the text, or None when it goes to stderr. `quiet` asks a form for
+    people for errors only. `run_dir` is where the events of the run are, for forms that show them;
+    None where there are none.
     """
 
     name: ClassVar[str]
@@ -27,11 +28,13 @@ class Reporter:
         width: int = 80,
         color: bool = False,
         verbose: bool = False,
+        quiet: bool = False,
         run_dir: Path | None = None,
     ) -> None:
         self.width = width
         self.color = color
         self.verbose = verbose
+        self.quiet = quiet
         self.run_dir = run_dir
 
     def render(self, report: Report) -> str:

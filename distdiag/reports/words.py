@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from distdiag.engine.aligner import DESELECTED, LIGHT, subjects
-from distdiag.events.base import Value
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Outcome, Report, Severity
-from distdiag.reports.base import cut, short
+from distdiag.reports.base import cut, phrase
 
 K = TypeVar("K", bound=Hashable)
 
 LONGEST_HEADLINE: Final = 90
 """A verdict names what was found in so many characters; the finding says all of it."""
+SHORT_HEADLINE: Final = 40
+"""A clause that is shorter says too little by itself: ``all ranks raised RuntimeError``."""
 LONGEST_CLAUSE: Final = 100
+MOST_UNSEEN: Final = 6
+"""So many causes of what was not observed are shown, and so much of each: the rest is details."""
 CODE: Final = re.compile(r"[A-Z]+\d*")
 """A check's code; other keys of `not_checked` are words for what a probe does not see."""
 ENDINGS: Final = {
@@ -29,7 +32,6 @@ ENDINGS: Final = {
 }
 
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
-_DIGEST: Final = re.compile(r"(?:0x)?[0-9a-f]{16,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Verdict:
     """What a report comes to in one sentence.
 
     `level` is ``ok``, ``note``, ``warning``, ``error``, or ``unknown`` where nothing was found in a
-    run that did not end well, or of which not all is known.
+    run that did not end well, has not ended, or of which not all is known.
     """
 
     level: str
@@ -99,7 +101,13 @@ def severity_word(severity: Severity) -> str:
 
 def headline(finding: Finding) -> str:
     """Return what was found without its details, and the code: ``… left the loop (COL011)``."""
-    first = re.split(r"(?:: |; | \()", " ".join(finding.message.split()))[0]
+    message = shown_text(" ".join(cut(finding.message, 2000).split()))
+    clauses = re.split(r"(: |; | \(|, (?!(?:\d|and )))", message)
+    first = clauses[0]
+    for separator, clause in zip(clauses[1::2], clauses[2::2], strict=True):
+        if len(first) >= SHORT_HEADLINE or separator == " (":
+            break
+        first += separator + clause
     return f"{cut(first, LONGEST_HEADLINE)} ({finding.code})"
 
 
@@ -113,25 +121,34 @@ def silence(report: Report) -> str:
     return f"{unseen}: nothing below is about {them}."
 
 
-def coverage(report: Report, most: int = 6) -> str:
-    """Say in one sentence how many checks looked, what the run has none of, what was not seen."""
+def coverage(report: Report, *, is_whole: bool = False, most: int = MOST_UNSEEN) -> str:
+    """Say in a sentence how many checks looked, how many had nothing to look at, what was not seen.
+
+    `is_whole`: it names what the run has none of. That is harmless, so it is only counted else.
+    """
     known = subjects()
     reasons = codes_by_reason(report)
     meant = {each.reason: reasons.pop(each.reason, []) for each in (LIGHT, DESELECTED)}
     absent = {known[reason]: None for reason in reasons if reason in known}
+    num_idle = sum(len(codes) for reason, codes in reasons.items() if reason in known)
     unseen = [f"{phrase(report.silent_ranks)}"] if report.silent_ranks else []
     unseen += {
         _short_of(reason, codes): None for reason, codes in reasons.items() if reason not in known
     }
-    parts = [f"{count(len(report.checked), 'check')} looked"]
+    parts = [f"{count(len(report.checked), 'check')} looked"] * (is_whole or not is_healthy(report))
     if absent:
-        parts.append(f"not present in this run: {', '.join(absent)}")
+        parts.append(
+            f"not present in this run: {', '.join(absent)}"
+            if is_whole
+            else f"{num_idle if parts else count(num_idle, 'check')} had nothing to look at"
+        )
     parts += [f"{count(len(codes), 'check')}: {reason}" for reason, codes in meant.items() if codes]
     if unseen:
         shown = ", ".join(unseen[:most])
         more = f" and {len(unseen) - most} more" if len(unseen) > most else ""
         parts.append(f"not observed: {shown}{more}")
-    return f"{'; '.join(parts)}."
+    hint = " (-v says why)" if report.not_checked and not is_whole else ""
+    return f"{'; '.join(parts)}{hint}." if parts else ""
 
 
 def _short_of(reason: str, codes: Iterable[str]) -> str:
@@ -172,11 +189,6 @@ def ranks_by_key(pairs: Iterable[tuple[K, Iterable[int]]]) -> dict[K, RankSet]:
     return {key: RankSet(ranks) for key, ranks in found.items()}
 
 
-def is_digest(value: Value) -> bool:
-    """Say whether a value is a digest: it tells a reader nothing but that it differs."""
-    return isinstance(value, str) and bool(_DIGEST.fullmatch(value))
-
-
 def shown_path(path: str, folder: str | None = None) -> str:
     """Return a path as a reader knows it: below the working directory, or within a package."""
     here = os.getcwd() if folder is None else folder
@@ -187,9 +199,12 @@ def shown_path(path: str, folder: str | None = None) -> str:
     return path[len(here) + 1 :] if is_below else path
 
 
-def phrase(ranks: RankSet) -> str:
-    """Return ``rank 3`` or ``ranks 0-3,7``, shortened where they are too many."""
-    return f"rank {ranks}" if len(ranks) == 1 else f"ranks {short(ranks)}"
+def shown_text(text: str) -> str:
+    """Return a text with the paths in it as `shown_path` has them."""
+    if "/" not in text:
+        return text
+    words = re.split(r"([\s\"'(),]+)", text)
+    return "".join(shown_path(word) if word.startswith("/") else word for word in words)
 
 
 def count(number: int, word: str) -> str:

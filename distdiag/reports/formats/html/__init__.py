@@ -105,7 +105,7 @@ def _texts(report: Report, recording: Recording, pictures: Pictures) -> dict[str
         "ranks": ranks,
         "files": file_texts(report),
         "next_time": [safe(sentence) for sentence in report.next_time],
-        "coverage": safe(coverage(report, most=20)),
+        "coverage": safe(coverage(report, is_whole=True, most=20)),
         "problems": [safe(problem, 600) for problem in recording.problems[:20]],
         "gaps": gap_texts(report),
         "checked": safe(", ".join(report.checked), 8000),

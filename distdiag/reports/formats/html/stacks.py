@@ -8,8 +8,9 @@ import msgspec
 
 from distdiag.events.base import Frame
 from distdiag.events.stacks import Stacks
+from distdiag.reports.base import phrase
 from distdiag.reports.formats.html.recording import Recording
-from distdiag.reports.words import phrase, shown_path
+from distdiag.reports.words import shown_path
 from distdiag.views.stack_tree import MAIN, StackNode, StackTree
 
 MOST_THREADS: Final = 8

@@ -8,11 +8,10 @@ from typing import Any, Final
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Location, Report
 from distdiag.findings.source import lines_around
-from distdiag.reports.base import cut, visible
+from distdiag.reports.base import cut, phrase, visible
 from distdiag.reports.words import (
     codes_by_reason,
     grouped,
-    phrase,
     ranks_by_key,
     severity_word,
     shown_path,
