@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -29,6 +30,34 @@ def said_once(findings: Iterable[Finding]) -> list[Finding]:
         )
         alike.setdefault(key, []).append(finding)
     return [_merged(group) for group in alike.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A finding, and those that say of the same line and subjects what follows from it.
+
+    `is_repeated`: an earlier finding of the same check has the same explanation and fix.
+    """
+
+    finding: Finding
+    also: tuple[Finding, ...] = ()
+    is_repeated: bool = False
+
+
+def folded(findings: Iterable[Finding]) -> list[Folded]:
+    """Put what was seen once more by other checks under the finding that came first."""
+    found: dict[tuple[object, ...], list[Finding]] = {}
+    for number, finding in enumerate(findings):
+        key: tuple[object, ...] = (finding.location, finding.subjects, finding.ranks)
+        is_known = finding.location is not None and finding.subjects and finding.ranks
+        found.setdefault(key if is_known else (number,), []).append(finding)
+    seen: set[tuple[str, str, str]] = set()
+    groups = []
+    for first, *others in found.values():
+        advice = (first.code, first.why, first.fix)
+        groups.append(Folded(first, tuple(others), advice in seen))
+        seen.add(advice)
+    return groups
 
 
 def _merged(group: list[Finding]) -> Finding:

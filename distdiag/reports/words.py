@@ -31,6 +31,7 @@ ENDINGS: Final = {
     Outcome.KILLED: "the run was killed",
 }
 
+_PLACE: Final = re.compile(r" at [^\s:]+:\d+\b")
 _PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 
 
@@ -101,14 +102,16 @@ def severity_word(severity: Severity) -> str:
 
 def headline(finding: Finding) -> str:
     """Return what was found without its details, and the code: ``… left the loop (COL011)``."""
-    message = shown_text(" ".join(cut(finding.message, 2000).split()))
+    message = _PLACE.sub("", shown_text(" ".join(cut(finding.message, 2000).split())))
     clauses = re.split(r"(: |; | \(|, (?!(?:\d|and )))", message)
     first = clauses[0]
     for separator, clause in zip(clauses[1::2], clauses[2::2], strict=True):
         if len(first) >= SHORT_HEADLINE or separator == " (":
             break
         first += separator + clause
-    return f"{cut(first, LONGEST_HEADLINE)} ({finding.code})"
+    if len(first) > LONGEST_HEADLINE:
+        first = f"{first[:LONGEST_HEADLINE].rpartition(' ')[0] or first[:LONGEST_HEADLINE]} …"
+    return f"{first} ({finding.code})"
 
 
 def silence(report: Report) -> str:

@@ -4,12 +4,14 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from distdiag.events.base import Value
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Location, Outcome, Report, Severity
 from distdiag.findings.source import lines_around
 from distdiag.reports.base import Reporter, cut
-from distdiag.reports.folding import said_once
+from distdiag.reports.folding import Folded, folded, said_once
 from distdiag.reports.terminal_page import INDENT, TerminalPage
 from distdiag.reports.terminal_run import write_files, write_ignored, write_next_time, write_run
 from distdiag.reports.words import (
@@ -33,7 +35,7 @@ MOST_GROUPS: Final = 12
 """So many groups of ranks are shown one by one; report.json has the others."""
 FEW_GROUPS: Final = 5
 """The same without --verbose."""
-MOST_ENTRIES: Final = 6
+MOST_ENTRIES: Final = 4
 MOST_SUBJECTS: Final = 6
 LONGEST_VALUE: Final = 200
 LAST_LINES: Final = 24
@@ -53,15 +55,16 @@ class TerminalReporter(Reporter):
 
     def render(self, report: Report) -> str:
         """Return the whole report as lines, of which a healthy run has two."""
+        report = msgspec.structs.replace(report, findings=tuple(said_once(report.findings)))
         labels = {info.rank: info.label for info in report.run.ranks if info.label}
         page = TerminalPage(self.width, color=self.color, labels=labels)
         self._write_verdict(page, report)
-        findings = by_severity(said_once(report.findings))
+        findings = by_severity(report.findings)
         if self.quiet:
             findings = [each for each in findings if each.severity is Severity.ERROR]
-        self._write_findings(page, findings)
-        if self.quiet:
+            self._write_findings(page, findings)
             return page.text() if findings else ""
+        self._write_findings(page, findings)
         write_next_time(page, report)
         write_files(page, report)
         self._write_rest(page, report)
@@ -77,8 +80,8 @@ class TerminalReporter(Reporter):
     def _write_findings(self, page: TerminalPage, findings: list[Finding]) -> None:
         alarms = [each for each in findings if each.severity is not Severity.INFO]
         whole = findings if self.verbose else (alarms or findings)[:MOST_WHOLE]
-        for finding in whole:
-            _Writer(page, finding, verbose=self.verbose).write()
+        for each in folded(whole):
+            _Writer(page, each, verbose=self.verbose).write()
         short = findings[len(whole) :]
         if not short:
             return
@@ -86,7 +89,7 @@ class TerminalReporter(Reporter):
         for finding in short[:MOST_SHORT]:
             place = f"{_where(finding.location)}: " if finding.location else ""
             kind = f"{severity_word(finding.severity)} {finding.code}"
-            page.write(f"{kind}: {place}{shown_text(finding.message)}", indent=2, first="")
+            page.write(f"{kind}: {place}{shown_text(finding.message)}")
         more = len(short) - MOST_SHORT
         page.write(f"and {count(more, 'more finding')}: see report.json" if more > 0 else "")
         page.write("--verbose shows what they rest on.", indent=2)
@@ -117,9 +120,10 @@ class TerminalReporter(Reporter):
 class _Writer:
     """Writes one finding."""
 
-    def __init__(self, page: TerminalPage, finding: Finding, *, verbose: bool) -> None:
+    def __init__(self, page: TerminalPage, folded: Folded, *, verbose: bool) -> None:
         self._page = page
-        self._finding = finding
+        self._folded = folded
+        self._finding = folded.finding
         self._verbose = verbose
         self._shown: set[str] = set()
 
@@ -134,6 +138,11 @@ class _Writer:
         page.write_label("culprit", self._culprit())
         page.write_label("subjects", self._subjects())
         self._write_evidence()
+        for each in self._folded.also:
+            page.write_label("also", f"{each.code} {each.name}: {shown_text(each.message)}")
+        if self._folded.is_repeated and not self._verbose:
+            page.write_label("fix", f"as for {finding.code} above")
+            return
         page.write_label("why", shown_text(finding.why))
         page.write_label("fix", shown_text(finding.fix), style="bold")
         if self._verbose:
@@ -191,17 +200,25 @@ class _Writer:
             summary = shown_text(entry.summary)
             place = entry.location
             where = _where(place) if place is not None else ""
-            is_known = not where or where in self._shown
-            is_said = where and where in summary
-            tail = f" ({where})" if where and is_known and not is_said else ""
+            is_new = place is not None and where not in self._shown
+            is_said = not where or is_new or where in summary or place == self._finding.location
+            tail = "" if is_said else f" ({where.rpartition('/')[2]})"
             page.write(f"{summary}{tail}", indent=INDENT)
-            if place is not None and not is_known:
+            if place is not None and is_new:
                 self._shown.add(where)
-                source = _sentence(": ", cut(place.source.strip(), LONGEST_VALUE))
-                page.write_cut(f"{where}{source}", indent=INDENT + 2, style="dim")
+                self._write_line(where, place.source.strip())
             self._write_values(entry)
         if len(entries) > most:
             page.write(f"and {len(entries) - most} more: --verbose shows them", indent=INDENT)
+
+    def _write_line(self, where: str, source: str) -> None:
+        """Write a place and its source, in one line where they fit."""
+        page, indent = self._page, INDENT + 2
+        if len(where) + len(source) + 2 <= page.width - indent:
+            page.write_whole(f"{where}{_sentence(': ', source)}", indent=indent, style="dim")
+            return
+        page.write_whole(where, indent=indent, style="dim")
+        page.write_cut(cut(source, LONGEST_VALUE), indent=indent, style="dim")
 
     def _write_values(self, entry: Evidence) -> None:
         """Write raw values for those who ask for details, and a traceback that has no place."""

@@ -8,8 +8,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from distdiag.findings.finding import Report
 from distdiag.reports.base import Reporter
+from distdiag.reports.folding import said_once
 from distdiag.reports.formats.html.pictures import Pictures, pictures_of
 from distdiag.reports.formats.html.recording import Recording, read_recording
 from distdiag.reports.formats.html.texts import (
@@ -63,6 +66,7 @@ class HtmlReporter(Reporter):
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
 
+        report = msgspec.structs.replace(report, findings=tuple(said_once(report.findings)))
         recording = read_recording(self.run_dir)
         pictures = pictures_of(report, recording)
         environment = Environment(
