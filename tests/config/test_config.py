@@ -72,6 +72,7 @@ def test_every_key_can_be_set_with_either_spelling():
         overwrite = true
         report = ["json"]
         verbose = true
+        quiet = true
         fail{s}on = "never"
         hang{s}timeout = 5
         on{s}hang = "abort"
@@ -92,6 +93,7 @@ def test_every_key_can_be_set_with_either_spelling():
         overwrite=True,
         report=("json",),
         verbose=True,
+        quiet=True,
         fail_on="never",
         hang_timeout_s=5.0,
         on_hang="abort",

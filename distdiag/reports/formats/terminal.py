@@ -71,7 +71,8 @@ class TerminalReporter(Reporter):
         return page.text()
 
     def _write_verdict(self, page: TerminalPage, report: Report) -> None:
-        page.write(f"distdiag: {silence(report)}" * bool(silence(report)), indent=0, style="bold")
+        if unseen := silence(report):  # first, as all that follows is about the others
+            page.write(f"distdiag: {unseen}", indent=0, style="bold")
         said = verdict(report)
         page.write(f"distdiag: {said.text}", indent=0, style=LEVELS.get(said.level, "bold"))
         if not report.complete and report.run.outcome is not Outcome.RUNNING:
