@@ -96,7 +96,7 @@ def _records(path: Path, most: int = 1 << 30) -> tuple[list[_Record], str]:
         data = path.read_bytes()
     except OSError as error:
         return [], f"{path}: cannot be read: {error.strerror}"
-    if data[: HEADER.size] == bytes(HEADER.size):
+    if len(data) < HEADER.size or data[: HEADER.size] == bytes(HEADER.size):
         return [], ""  # created a moment before its writer ended
     if not data.startswith(MAGIC):
         return [], f"{path} is not an event file of this version of distdiag"

@@ -43,10 +43,10 @@ MAIN = Frame("train.py", 90, "main")
 class SyntheticRank:
     """Writes the event file of one rank."""
 
-    def __init__(self, folder: Path, rank: int, world: int, text: str = ""):
+    def __init__(self, folder: Path, rank: int, world: int, text: str = "", **options):
         self.rank, self.world, self.text = rank, world, text
         self.folder = folder
-        self.writer = EventWriter(folder, rank, on_forget=lambda: None)
+        self.writer = EventWriter(folder, rank, on_forget=lambda: None, **options)
         self.seq = 0
         self.number = 0
         group = ProcessGroup("0", f"default_pg{text}", tuple(range(world)), "gloo")

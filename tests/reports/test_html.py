@@ -48,7 +48,10 @@ def run(request, tmp_path_factory):
 
 def test_a_report_without_a_run_directory_has_no_empty_panels():
     page = page_of(make_report(2, 10))
-    assert "1 error, 1 warning, 1 note: rank 1 left the loop early: it is in barrier (COL011); " in page
+    assert (
+        "1 error, 1 warning, 1 note: rank 1 left the loop early: it is in barrier (COL011); "
+        in page
+    )
     assert not re.findall(r'<section id="(lanes|matrix|waits|stacks|curves|routing|memory)"', page)
     assert page.count("<article") == 3
 

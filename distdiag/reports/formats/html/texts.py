@@ -15,10 +15,13 @@ from distdiag.reports.words import (
     ranks_by_key,
     severity_word,
     shown_path,
+    shown_text,
 )
 
 LONGEST_TEXT: Final = 4000
 LONGEST_LINE: Final = 300
+LONGEST_SPLIT: Final = 100_000
+"""Paths are shortened in texts up to this length."""
 MOST_FINDINGS: Final = 300
 MOST_GROUPS: Final = 24
 """So many groups of ranks of a finding are in the page; report.json has the others."""
@@ -30,6 +33,7 @@ CONTEXT: Final = 2
 
 def safe(text: str, most: int = LONGEST_TEXT) -> str:
     """Return a text with its controls spelled out; of a long one what matters is the end."""
+    text = shown_text(text) if len(text) < LONGEST_SPLIT else text
     if len(text) > most:
         half = most // 2
         text = f"{text[:half]}\n… {len(text) - most:,} characters …\n{text[-half:]}"
@@ -52,7 +56,9 @@ def finding_texts(finding: Finding) -> dict[str, Any]:
         "certainty": f"{finding.grade} ({finding.confidence:.0%})",
         "place": place_texts(finding.location),
         "fix": safe(finding.fix),
-        "evidence": [_group(ranks, entries) for ranks, entries in groups[:MOST_GROUPS]],
+        "evidence": [
+            _group(ranks, entries, finding.location) for ranks, entries in groups[:MOST_GROUPS]
+        ],
         "left_out": f"{rest} more groups of ranks are in report.json." if rest > 0 else "",
         "explanation": [
             (label, safe(text))
@@ -68,13 +74,14 @@ def finding_texts(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _group(ranks: RankSet, entries: list[Evidence]) -> dict[str, Any]:
+def _group(ranks: RankSet, entries: list[Evidence], known: Location | None) -> dict[str, Any]:
+    """Return what was seen of some ranks; the lines of a place that is `known` are not repeated."""
     return {
         "ranks": phrase(ranks) if ranks else "rank not known",
         "entries": [
             {
                 "summary": safe(entry.summary),
-                "place": place_texts(entry.location),
+                "place": place_texts(entry.location, with_lines=entry.location != known),
                 "figures": [
                     (safe(key, 80), safe(str(value)))
                     for key, value in list(entry.values.items())[:MOST_VALUES]
@@ -85,11 +92,12 @@ def _group(ranks: RankSet, entries: list[Evidence]) -> dict[str, Any]:
     }
 
 
-def place_texts(location: Location | None) -> dict[str, Any] | None:
+def place_texts(location: Location | None, *, with_lines: bool = True) -> dict[str, Any] | None:
     """Return a place with the lines around it, as ``(number, text, is the line itself)``."""
     if location is None:
         return None
-    lines = [(n, safe(text, LONGEST_LINE), n == location.line) for n, text in _lines(location)]
+    around = _lines(location) if with_lines else []
+    lines = [(n, safe(text, LONGEST_LINE), n == location.line) for n, text in around]
     return {
         "where": safe(f"{shown_path(location.file)}:{location.line}", LONGEST_LINE),
         "function": safe(location.function, LONGEST_LINE),
@@ -99,6 +107,10 @@ def place_texts(location: Location | None) -> dict[str, Any] | None:
 
 def _lines(location: Location) -> list[tuple[int, str]]:
     around = lines_around(location, CONTEXT)
+    while around and not around[0][1].strip():
+        del around[0]
+    while around and not around[-1][1].strip():
+        del around[-1]
     return around or ([(location.line, location.source)] if location.source else [])
 
 

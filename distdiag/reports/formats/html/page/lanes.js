@@ -19,7 +19,10 @@ function niceStep(span, count) {
 class Lanes {
   constructor(data, place) {
     this.data = data;
-    this.from = 0;
+    // A run begins with seconds of imports, in which there is nothing to see.
+    const starts = data.lanes.flatMap((lane) => lane.bars.filter((bar) => bar[0] !== MOMENT && bar[0] !== PHASE).map((bar) => bar[1]));
+    const first = starts.reduce((a, b) => Math.min(a, b), data.length);
+    this.from = Math.max(0, first - 0.02 * (data.length - first));
     this.to = data.length;
     this.row = data.lanes.length <= 32 ? 24 : data.lanes.length <= 128 ? 16 : 11;
     this.tip = make("div", { class: "tip", role: "status", "aria-live": "polite" });
