@@ -16,6 +16,8 @@ from distdiag.record.wire import MAX_RECORD, STATES, EventDecoder, Interner
 
 MOST_SEGMENTS: Final = 8
 """So many segments of a rank, the newest, are looked at: 8 MiB, some 100,000 calls."""
+FIRST_RECORDS: Final = 64
+"""The record that a rank has begun is among so many: probes may define things before it."""
 _DEFINITIONS: Final = frozenset(b"GSFL")
 """The tags of the records that give a number to what later records refer to."""
 
@@ -81,7 +83,7 @@ def _started(segments: list[Path], rank: int) -> RankStarted | None:
         return None
     decoder = EventDecoder(rank, Interner())
     try:
-        for payload, _ in _records(segments[0], most=8)[0]:
+        for payload, _ in _records(segments[0], most=FIRST_RECORDS)[0]:
             event = decoder.decode(payload)
             if isinstance(event, RankStarted):
                 return event

@@ -36,12 +36,8 @@ def test_other_places_subjects_severities_and_texts_stay_apart():
 
 
 def test_a_rank_in_the_message_is_not_the_beginning_of_another():
-    (merged,) = said_once(
-        [
-            of_rank(1, message="rank 1 differs from rank 10"),
-            of_rank(2, message="rank 2 differs from rank 10"),
-        ]
-    )
+    findings = [of_rank(rank, message=f"rank {rank} differs from rank 10") for rank in (1, 2)]
+    (merged,) = said_once(findings)
     assert merged.message == "ranks 1-2 differs from rank 10"
 
 
