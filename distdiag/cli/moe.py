@@ -73,7 +73,7 @@ def command(**options: Unpack[_Options]) -> int:
     write_tables(folder / TABLES, result)
     click.echo(table(result), err=True)
     tell(MODE, _summary(result))
-    show_report(report, options["report_formats"], verbose=options["verbose"], folder=folder)
+    show_report(report, options["report_formats"], verbose=options["verbose"], run_dir=folder)
     return _status(result)
 
 

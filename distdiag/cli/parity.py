@@ -134,7 +134,7 @@ def command(**options: Unpack[_Options]) -> int:
     report = Gate("warning").judged(report)
     write_report(folder / "report.json", report)
     _show(outcomes)
-    show_report(report, options["report_formats"], verbose=options["verbose"], folder=folder)
+    show_report(report, options["report_formats"], verbose=options["verbose"], run_dir=folder)
     return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
 
 

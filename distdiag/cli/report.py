@@ -24,6 +24,7 @@ from distdiag.findings.ignores import Ignores
 from distdiag.replay import replay_source
 from distdiag.reports import one_line, read_report
 from distdiag.reports.base import visible
+from distdiag.reports.formats.markdown import ENDINGS, found_phrase
 from distdiag.reports.gate import Gate
 
 REPLAY: Final = "pytest"
@@ -34,6 +35,7 @@ class _Options(TypedDict):
     path: Path | None
     names: tuple[str, ...]
     output: Path | None
+    traces: tuple[Path, ...]
     baseline: Path | None
     fail_on: FailOn | None
     verbose: bool
@@ -57,6 +59,14 @@ class _Options(TypedDict):
     help="Write it into FILE.",
 )
 @click.option(
+    "--trace",
+    "traces",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Put a trace of torch's profiler beside its rank, in the format perfetto.",
+)
+@click.option(
     "--fail-on",
     type=click.Choice(get_args(FailOn)),
     help="Exit with 1 at a finding this bad [as the run was told].",
@@ -78,6 +88,8 @@ def command(**options: Unpack[_Options]) -> int:
     formats = known_formats(options["names"])
     if options["output"] is not None and len(formats) > 1:
         raise UsageError("--output takes one format")
+    if options["traces"] and "perfetto" not in formats:
+        raise UsageError("--trace needs --format perfetto")
     runs = runs_below(path)
     if not runs:
         return _show(path, options, formats)
@@ -102,17 +114,18 @@ def _read(path: Path, options: _Options) -> Report:
 def _show(path: Path, options: _Options, formats: Sequence[str]) -> int:
     report = _read(path, options)
     run_dir = path if path.is_dir() else path.parent
+    verbose, traces = options["verbose"], options["traces"]
     if options["output"] is not None:
-        reporter = report_of_name(formats[0], verbose=options["verbose"], run_dir=run_dir)
+        reporter = report_of_name(formats[0], verbose=verbose, run_dir=run_dir, traces=traces)
         save_report(report, reporter, options["output"])
     else:
         show_report(
             report,
             formats,
-            verbose=options["verbose"],
+            verbose=verbose,
             quiet=options["quiet"],
-            folder=run_dir,
             run_dir=run_dir,
+            traces=traces,
         )
     return report.exit_status or 0
 
@@ -120,9 +133,7 @@ def _show(path: Path, options: _Options, formats: Sequence[str]) -> int:
 def _show_briefly(path: Path, options: _Options) -> int:
     """Show one of several runs: its verdict, and a line for each finding that is no note."""
     report = _read(path, options)
-    counts = report.counts
-    found = f"{counts.error} errors, {counts.warning} warnings, {counts.info} notes"
-    click.echo(f"{visible(str(path))}: {found}; outcome: {report.run.outcome}")
+    click.echo(f"{visible(str(path))}: {found_phrase(report)}; {ENDINGS[report.run.outcome]}")
     order = sorted(report.findings, key=lambda finding: -finding.severity.weight)
     for finding in order:
         if finding.severity is not Severity.INFO or options["verbose"]:

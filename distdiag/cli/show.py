@@ -84,17 +84,20 @@ def show_report(
     *,
     verbose: bool = False,
     quiet: bool = False,
-    folder: Path | None = None,
     run_dir: Path | None = None,
+    traces: tuple[Path, ...] = (),
 ) -> None:
     """Write a report to stdout, in colour and as wide as the terminal if it is one.
 
-    Of several forms those that are files go into `folder`, by default the working directory.
+    Of several forms those that are files go into the run directory, else into the working one.
+    `traces` are files of a profiler, for forms that show them.
     """
     for name in report_formats:
-        reporter = report_of_name(name, verbose=verbose, quiet=quiet, run_dir=run_dir)
+        reporter = report_of_name(
+            name, verbose=verbose, quiet=quiet, run_dir=run_dir, traces=traces
+        )
         if reporter.file_name is not None and len(report_formats) > 1:
-            save_report(report, reporter, (folder or Path()) / reporter.file_name)
+            save_report(report, reporter, (run_dir or Path()) / reporter.file_name)
         else:
             click.echo(reporter.render(report), nl=False)
         append_to_its_file(reporter, report)
@@ -103,12 +106,22 @@ def show_report(
 
 
 def report_of_name(
-    name: str, *, verbose: bool, quiet: bool = False, run_dir: Path | None
+    name: str,
+    *,
+    verbose: bool,
+    quiet: bool = False,
+    run_dir: Path | None,
+    traces: tuple[Path, ...] = (),
 ) -> Reporter:
     """Return the form of this name, as it is shown on stdout."""
     surface = surface_of(sys.stdout)
     return load_reporter(name)(
-        width=surface.width, color=surface.color, verbose=verbose, quiet=quiet, run_dir=run_dir
+        width=surface.width,
+        color=surface.color,
+        verbose=verbose,
+        quiet=quiet,
+        run_dir=run_dir,
+        traces=traces,
     )
 
 

@@ -38,6 +38,8 @@ DEFAULT_FILE: Final = Path("distdiag.toml")
 
 WORKFLOW_REPORT: Final = "github"
 """The report that a step of GitHub Actions shows beside those that were asked for."""
+FOR_PROGRAMS: Final = ("json",)
+"""Who asks for no more than this wants nothing shown, such as a command that makes many runs."""
 
 KEYS: Final[Mapping[str, Any]] = {
     "profile": Profile,
@@ -176,7 +178,8 @@ def load_config(flags: Mapping[str, Any]) -> Config:
     if "baseline" in settings:
         settings["baseline"] = Path(settings["baseline"]).absolute()
     config = Config(**settings)
-    if is_in_workflow(os.environ) and WORKFLOW_REPORT not in config.report:
+    is_shown = config.report != FOR_PROGRAMS and WORKFLOW_REPORT not in config.report
+    if is_shown and is_in_workflow(os.environ):
         return msgspec.structs.replace(config, report=(*config.report, WORKFLOW_REPORT))
     return config
 

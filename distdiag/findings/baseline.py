@@ -65,8 +65,8 @@ def _known(finding: Finding) -> KnownFinding:
     place = f"{Path(location.file).name}:{location.line}" if location else ""
     return KnownFinding(
         fingerprint=fingerprint_of(finding),
-        code=finding.code,
-        name=finding.name,
+        code=_plain(finding.code),
+        name=_plain(finding.name),
         place=_plain(place),
         message=_plain(finding.message)[:LONGEST_MESSAGE],
     )

@@ -96,11 +96,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return (self.code, place, self.subjects, self.ranks)
 
 
+Way = Literal["comment", "configuration", "baseline"]
+"""By what a finding is ignored."""
+
+
 class IgnoredFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A finding that does not count, since a comment, the configuration or a baseline says so."""
 
     finding: Finding
-    by: Literal["comment", "configuration", "baseline"]
+    by: Way
     reason: str = ""
 
 

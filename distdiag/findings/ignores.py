@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config.ignores import IgnoreRule
-from distdiag.findings.finding import Evidence, Finding, IgnoredFinding
+from distdiag.findings.finding import Evidence, Finding, IgnoredFinding, Way
 from distdiag.findings.fingerprint import fingerprint_of
 from distdiag.findings.source import statement_lines
 
@@ -48,6 +48,19 @@ def ignore_comment(line: str) -> IgnoreComment | None:
 # The decision.
 
 
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What is decided of a finding: by what it is ignored, None if it counts.
+
+    `lacks_reason`: a comment names it and gives no reason.
+    """
+
+    fingerprint: str
+    by: Way | None = None
+    reason: str = ""
+    lacks_reason: bool = False
+
+
 class Ignores:
     """What a run was told to ignore: rules of the configuration, and a baseline with its reasons.
 
@@ -61,6 +74,8 @@ class Ignores:
     ) -> None:
         self._rules = rules
         self._baseline = baseline
+        # A monitor asks many times a second, and source files are parsed for the answer.
+        self._decided: dict[tuple[object, ...], _Decision] = {}
 
     def split(
         self, findings: Iterable[Finding]
@@ -72,26 +87,34 @@ class Ignores:
         standing: list[Finding] = []
         ignored: list[IgnoredFinding] = []
         for finding in findings:
-            marked = msgspec.structs.replace(finding, fingerprint=fingerprint_of(finding))
-            decided = self._decide(marked)
-            if isinstance(decided, IgnoredFinding):
-                ignored.append(decided)
+            decision = self._decision(finding)
+            marked = msgspec.structs.replace(finding, fingerprint=decision.fingerprint)
+            if decision.by is not None:
+                ignored.append(
+                    IgnoredFinding(finding=marked, by=decision.by, reason=decision.reason)
+                )
             else:
-                standing.append(decided)
+                standing.append(_with_note(marked) if decision.lacks_reason else marked)
         return tuple(standing), tuple(ignored)
 
-    def _decide(self, finding: Finding) -> Finding | IgnoredFinding:
+    def _decision(self, finding: Finding) -> _Decision:
+        key = (finding.code, finding.name, finding.subjects, finding.location)
+        if key not in self._decided:
+            self._decided[key] = self._decide(finding)
+        return self._decided[key]
+
+    def _decide(self, finding: Finding) -> _Decision:
+        fingerprint = fingerprint_of(finding)
         comment = _comment_on(finding)
         if comment is not None and comment.reason:
-            return IgnoredFinding(finding=finding, by="comment", reason=comment.reason)
+            return _Decision(fingerprint, "comment", comment.reason)
         file = finding.location.file if finding.location else ""
         for rule in self._rules:
             if rule.fits(finding.code, file, finding.subjects):
-                return IgnoredFinding(finding=finding, by="configuration", reason=rule.reason)
-        reason = self._baseline.get(finding.fingerprint)
-        if reason is not None:
-            return IgnoredFinding(finding=finding, by="baseline", reason=reason)
-        return _with_note(finding) if comment is not None else finding
+                return _Decision(fingerprint, "configuration", rule.reason)
+        if fingerprint in self._baseline:
+            return _Decision(fingerprint, "baseline", self._baseline[fingerprint])
+        return _Decision(fingerprint, lacks_reason=comment is not None)
 
 
 def _comment_on(finding: Finding) -> IgnoreComment | None:

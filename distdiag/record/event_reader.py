@@ -43,10 +43,11 @@ class _Unfinished:
 class EventReader:
     """Follow the event file of one rank, also while it is written and after its writer died."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, *, first: int = 0) -> None:
+        """Begin with the segment of number `first`: each can be read without those before it."""
         self._folder = folder
         self._rank = rank
-        self._index = 0
+        self._index = first
         self._memory: mmap.mmap | None = None
         self._offset = START
         self._unfinished: deque[_Unfinished] = deque(maxlen=MOST_UNFINISHED)

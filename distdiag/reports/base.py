@@ -16,7 +16,7 @@ class Reporter:
     `name` is the name of the module and the word for ``--report``. `file_name` is the file below
     the run directory that holds the text, or None when it goes to stderr. `quiet` asks a form for
     people for errors only. `run_dir` is where the events of the run are, for forms that show them;
-    None where there are none.
+    None where there are none. `traces` are files of torch's profiler for forms that show them.
     """
 
     name: ClassVar[str]
@@ -30,12 +30,14 @@ class Reporter:
         verbose: bool = False,
         quiet: bool = False,
         run_dir: Path | None = None,
+        traces: tuple[Path, ...] = (),
     ) -> None:
         self.width = width
         self.color = color
         self.verbose = verbose
         self.quiet = quiet
         self.run_dir = run_dir
+        self.traces = traces
 
     def render(self, report: Report) -> str:
         """Return the text, which ends with a newline.

@@ -6,6 +6,7 @@ from typing import Final
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import ReadFile, Report
+from distdiag.reports.base import one_line
 from distdiag.reports.terminal_page import TerminalPage
 from distdiag.reports.words import count, ranks_by_key, shown_text
 
@@ -59,16 +60,15 @@ def _what_was_read(files: list[ReadFile], who: Callable[[RankSet], str]) -> str:
 
 
 def write_ignored(page: TerminalPage, report: Report, *, verbose: bool) -> None:
-    """Say how many findings do not count, and which for those who ask."""
-    if not report.ignored:
-        return
-    hint = "." if verbose else " (-v lists them)."
-    number = count(len(report.ignored), "finding")
-    page.write(f"{number} ignored, as comments, configuration or baseline say{hint}", indent=0)
+    """Write how many findings do not count, and with `verbose` which, by what, and why."""
+    counts = report.counts
+    ways = ((counts.ignored, "ignored"), (counts.baselined, "known by the baseline"))
+    known = ", ".join(f"{count(number, 'finding')} {way}" for number, way in ways if number)
+    if known:
+        page.write(f"{known}.{'' if verbose else ' --verbose lists them.'}", indent=0)
     for each in report.ignored if verbose else ():
-        place = f"{shown_text(str(each.finding.location))}: " if each.finding.location else ""
-        reason = f" ({each.by}: {each.reason})" if each.reason else f" ({each.by})"
-        page.write(f"{each.finding.code} {place}{shown_text(each.finding.message)}{reason}")
+        page.write(shown_text(one_line(each.finding).removeprefix("distdiag: ")))
+        page.write(f"ignored by {each.by}{f': {each.reason}' if each.reason else ''}", indent=6)
 
 
 def write_run(page: TerminalPage, report: Report, *, verbose: bool) -> None:

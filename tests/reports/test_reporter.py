@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from distdiag.config import Config
+from distdiag.config.ignores import IgnoreRule
 from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import CallSite, Frame, Phase
 from distdiag.events.collectives import Collective, ProcessGroup, Signature
@@ -200,6 +201,52 @@ def test_the_verdict_follows_the_worst_finding(tmp_path, fail_on, severity, exit
     )
     assert verdict.exit_status == exit_status
     assert ("COL003" in verdict.summary) == bool(exit_status)
+
+
+def test_a_form_that_cannot_be_made_costs_no_other(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "gone" / "summary"))
+    reporter = reporter_of(tmp_path, report=("perfetto", "github", "junit", "markdown"))
+    (tmp_path / "attempt-0").rmdir()
+    reporter.show(build(reporter, [finding(Severity.WARNING)], complete=True))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("distdiag: --report perfetto: a trace needs a run directory")
+    assert lines[1].startswith("::warning file=train.py,title=COL003")
+    assert lines[2].startswith("distdiag: --report github: [Errno 2]")
+    assert lines[3:] == [
+        f"distdiag: junit report: {tmp_path}/report.junit.xml",
+        f"distdiag: markdown report: {tmp_path}/report.md",
+    ]
+    assert "unwaited" not in (tmp_path / "report.md").read_text()
+
+
+def test_the_last_line_tells_how_warnings_would_make_a_run_fail(tmp_path, capsys):
+    reporter = reporter_of(tmp_path, report=("terminal",))
+    for rank in (0, 1):
+        reporter.rank_status.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
+    reporter.show(build(reporter, [finding(Severity.WARNING)], complete=True))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "distdiag: 1 warning did not make this run fail; --fail-on warning lets it."
+
+
+def test_ignored_findings_are_not_in_the_verdict(tmp_path):
+    rule = IgnoreRule(codes=("COL",), reason="so")
+    reporter = reporter_of(tmp_path, ignored=(rule,))
+    reporter.save_verdict([finding(Severity.ERROR)])
+    verdict = msgspec.json.decode(
+        (tmp_path / "attempt-0" / "verdict.json").read_bytes(), type=Verdict
+    )
+    assert (verdict.exit_status, verdict.summary) == (0, "")
+    report = build(reporter, [finding(Severity.ERROR)], complete=True)
+    assert (report.findings, report.counts.ignored) == ((), 1)
+
+
+def test_what_an_attempt_before_this_one_ignored_stays_ignored_once(tmp_path):
+    rule = IgnoreRule(codes=("COL",), reason="so")
+    first = reporter_of(tmp_path, ignored=(rule,))
+    first.write(build(first, [finding(Severity.ERROR)]))
+    second = reporter_of(tmp_path, attempt=1, ignored=(rule,))
+    report = build(second, [finding(Severity.ERROR)])
+    assert (report.findings, len(report.ignored)) == ((), 1)
 
 
 def test_exit_statuses_are_left_by_rank(tmp_path):

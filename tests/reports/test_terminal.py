@@ -5,6 +5,7 @@ import re
 import pytest
 from rich.cells import cell_len
 
+from distdiag.config.ignores import IgnoreRule
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import (
     Evidence,
@@ -18,7 +19,10 @@ from distdiag.findings.finding import (
     Run,
     Severity,
 )
+from distdiag.findings.fingerprint import fingerprint_of
+from distdiag.findings.ignores import Ignores
 from distdiag.reports.formats.terminal import TerminalReporter
+from distdiag.reports.gate import Gate
 
 
 def make_run(num_ranks=2, outcome=Outcome.FINISHED, **changes):
@@ -429,3 +433,20 @@ def test_processes_without_a_rank_have_their_names():
     text = TerminalReporter(width=100, verbose=True).render(report)
     assert "culprit    worker pid=7" in text
     assert "worker pid=7: running" in text
+
+
+def test_findings_that_do_not_count_are_counted_and_listed_when_asked_for():
+    rule = IgnoreRule(codes=("COL010",), reason="the optimizer waits")
+    gate = Gate(ignores=Ignores([rule], {fingerprint_of(shape_mismatch()): ""}))
+    report = gate.judged(
+        Report(
+            complete=True, run=make_run(), findings=(shape_mismatch(), warning()), checked=("A",)
+        )
+    )
+    text = render(report)
+    assert "1 finding ignored, 1 finding known by the baseline. --verbose lists them." in text
+    assert "COL003" not in text
+    whole = " ".join(render(report, verbose=True).split())
+    assert "warning COL010 unwaited-work: the Work" in whole
+    assert "ignored by configuration: the optimizer waits" in whole
+    assert "error COL003 collective-shape-mismatch train.py:41" in whole

@@ -15,8 +15,8 @@ LONGEST: Final = 60_000
 LONGEST_TEXT: Final = 1500
 MOST_EVIDENCE: Final = 8
 MOST_IGNORED: Final = 20
-_MARKUP: Final = re.compile(r"[\\`*{}\[\]<>()#+!|~&$@:]|(?<!\w)_|_(?!\w)")
-_ENDINGS: Final = {
+_MARKUP: Final = re.compile(r"[\\`*{}\[\]<>()#+!|~&$@]|:(?=\S)|(?<!\w)_|_(?!\w)")
+ENDINGS: Final = {
     Outcome.RUNNING: "the run had not ended when this was written",
     Outcome.FINISHED: "the run finished",
     Outcome.FAILED: "the run failed",
@@ -55,14 +55,17 @@ def _within(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def _head(report: Report) -> Iterator[str]:
+    yield f"## distdiag: {found_phrase(report)}; {ENDINGS[report.run.outcome]}"
+    if silent := report.silent_ranks:
+        yield f"**{_who(silent)} not observed: nothing here is about them.**"
+
+
+def found_phrase(report: Report) -> str:
+    """Return ``1 error, 2 notes``, or that nothing was found or checked."""
     counts = report.counts
     numbers = ((counts.error, "error"), (counts.warning, "warning"), (counts.info, "note"))
     found = ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in numbers if n)
-    if not found:
-        found = "nothing found" if report.checked else "nothing was checked"
-    yield f"## distdiag: {found}; {_ENDINGS[report.run.outcome]}"
-    if silent := report.silent_ranks:
-        yield f"**{_who(silent)} not observed: nothing here is about them.**"
+    return found or ("nothing found" if report.checked else "nothing was checked")
 
 
 def _diagnosis(finding: Finding) -> str:
@@ -153,7 +156,7 @@ def _plain(text: str) -> str:
     shown = visible(cut(" ".join(text.split()), LONGEST_TEXT))
     escaped = _MARKUP.sub(r"\\\g<0>", shown)
     # A backslash does not keep GitHub from calling a person or another issue; a comment does.
-    return re.sub(r"\\([@#])", r"\1<!-- -->", escaped)
+    return re.sub(r"\\([@#])(?=\w)", r"\1<!-- -->", escaped)
 
 
 def _code(text: str) -> str:
