@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +22,8 @@ FIRST_RECORDS: Final = 64
 _DEFINITIONS: Final = frozenset(b"GSFL")
 """The tags of the records that give a number to what later records refer to."""
 
-_Record = tuple[bytes, int]
-"""A payload and its mark, 0 if it has none."""
+_Record = tuple[bytes, int, bool]
+"""A payload, its mark (0 if it has none), and whether it only defines a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,14 @@ def read_recent(folder: Path, rank: int, interner: Interner, most: int) -> Recen
         records, damage = _records(path)
         problem = problem or damage
         kept.append(records)
-        num_events += sum(not _is_definition(payload) for payload, _ in records)
+        num_events += sum(not is_definition for _, _, is_definition in records)
         if num_events >= most:
             break
     events: list[Event] = []
     left_out = num_to_skip = max(0, num_events - most)
     try:
-        for payload, mark in (record for records in reversed(kept) for record in records):
-            if not _is_definition(payload) and num_to_skip:
+        for payload, mark, is_definition in chain.from_iterable(reversed(kept)):
+            if num_to_skip and not is_definition:
                 num_to_skip -= 1
                 continue
             event = decoder.decode(payload)
@@ -83,7 +84,7 @@ def _started(segments: list[Path], rank: int) -> RankStarted | None:
         return None
     decoder = EventDecoder(rank, Interner())
     try:
-        for payload, _ in _records(segments[0], most=FIRST_RECORDS)[0]:
+        for payload, _, _ in _records(segments[0], most=FIRST_RECORDS)[0]:
             event = decoder.decode(payload)
             if isinstance(event, RankStarted):
                 return event
@@ -113,7 +114,8 @@ def _records(path: Path, most: int = 1 << 30) -> tuple[list[_Record], str]:
         end = begin + size
         if size > MAX_RECORD or end + is_marked > len(data):
             return found, f"{path}: record at byte {offset} claims {size} bytes"
-        found.append((data[begin:end], data[end] if is_marked else 0))
+        payload = data[begin:end]
+        found.append((payload, data[end] if is_marked else 0, _is_definition(payload)))
         offset = end + is_marked
     return found, ""
 
