@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from distdiag.record.logged import log
 from distdiag.record.marks import gathers_sequence, splits_sequence
 
 if TYPE_CHECKING:
     from distdiag import sequence as sequence
 
-__all__ = ["attach", "detach", "gathers_sequence", "sequence", "splits_sequence"]
+__all__ = ["attach", "detach", "gathers_sequence", "log", "sequence", "splits_sequence"]
 
 
 def __getattr__(name: str) -> ModuleType:
