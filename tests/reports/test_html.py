@@ -1,16 +1,19 @@
 """The page of a report: what it says, that it is whole by itself, and that nothing in it runs."""
 
 import json
+import math
 import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distdiag.events.logged import Logged, LossNumbers, MemoryUse
 from distdiag.findings.finding import Outcome, Report
 from distdiag.reports import load_reporter
 from tests.reports.browser import browser, needs_browser  # noqa: F401 (a fixture)
 from tests.reports.synthetic_run import (
+    SyntheticRank,
     make_finding,
     make_report,
     make_run,
@@ -112,6 +115,31 @@ def test_lanes_hold_the_end_of_the_run_and_curves_its_numbers(tmp_path):
     assert len(data["charts"][0]["curves"][0]["points"]) == 10
     assert data["usages"][0]["by_rank"] == [[0, 300 << 20], [1, 301 << 20]]
     assert [tree["thread"] for tree in data["trees"]] == ["MainThread"]
+
+
+def test_what_a_program_logs_is_drawn(tmp_path):
+    folder = tmp_path / "attempt-0"
+    folder.mkdir()
+    for rank in range(2):
+        writer = SyntheticRank(folder, rank, 2)
+        for step in range(20):
+            loss = math.nan if step == 7 else 2.0 - step / 20
+            values = (("acc", step / 20), ("train/loss", loss))
+            writer.event(Logged, 10**9 + step, step, logger="log", values=values, logged_step=step)
+            numbers = {"loss": 2.0, "is_coarse": False, "rate": 0.1}
+            writer.event(LossNumbers, 10**9 + step, step, **numbers)
+            use = {"memory": "host", "used_bytes": (step + 1) << 28, "limit_bytes": 1 << 40}
+            writer.event(MemoryUse, 10**9 + step, step, **use)
+    data = data_of(page_of(make_report(2, 10), tmp_path))
+    charts = {chart["title"]: chart for chart in data["charts"]}
+    assert list(charts) == [
+        "loss that a backward pass began with",
+        "logged: train/loss",
+        "logged: acc",
+        "memory of the process",
+    ]
+    points = charts["logged: train/loss"]["curves"][1]["points"]
+    assert points[7] == [7, None] and points[8] == [8, 1.6]
 
 
 def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -11,6 +12,7 @@ import msgspec
 from distdiag.events.data import MetricGiven
 from distdiag.events.gradients import GradientSums
 from distdiag.events.lifecycle import StepEnd
+from distdiag.events.logged import Logged, LossNumbers, MemoryUse
 from distdiag.events.routing import Routing
 from distdiag.events.stacks import Observed
 from distdiag.reports.formats.html.recording import Recording
@@ -18,6 +20,9 @@ from distdiag.reports.formats.html.recording import Recording
 MOST_POINTS: Final = 40_000
 """So many points of all curves are in the page: some 16 bytes each."""
 MOST_CHARTS: Final = 24
+MOST_LOGGED: Final = 14
+"""So many numbers that a program logs have a chart; some log hundreds."""
+_TELLING: Final = re.compile(r"loss|grad|norm|lr|learning_rate|reward|kl|entropy", re.IGNORECASE)
 FEWEST_POINTS: Final = 2
 """One point is no curve."""
 
@@ -55,6 +60,9 @@ def charts_of(recording: Recording) -> tuple[list[Chart], list[Chart]]:
 
 
 def _training(recording: Recording) -> Iterator[Named]:
+    for numbers in recording.of(LossNumbers):
+        yield "loss that a backward pass began with", "", numbers.rank, numbers.step, numbers.loss
+    yield from _logged(recording)
     for given in recording.of(MetricGiven):
         yield given.name, "", given.rank, given.number, given.value
     for sums in recording.of(GradientSums):
@@ -64,6 +72,22 @@ def _training(recording: Recording) -> Iterator[Named]:
             yield title, "", sums.rank, sums.step, norm
     for step in recording.of(StepEnd):
         yield "duration of a step", "s", step.rank, step.step, step.duration_s
+
+    for use in recording.of(MemoryUse):
+        where = "of the process" if use.memory == "host" else f"of tensors on GPU {use.device}"
+        yield f"memory {where}", "B", use.rank, use.step, float(use.used_bytes)
+
+
+def _logged(recording: Recording) -> Iterator[Named]:
+    """Yield what the program itself logs, the names that people look at first before others."""
+    by_name: dict[str, list[Named]] = {}
+    for logged in recording.of(Logged):
+        step = logged.logged_step if logged.logged_step >= 0 else logged.step
+        for name, value in logged.values:
+            by_name.setdefault(name, []).append((f"logged: {name}", "", logged.rank, step, value))
+    first = sorted(by_name, key=lambda name: not _TELLING.search(name))
+    for name in first[:MOST_LOGGED]:
+        yield from by_name[name]
 
 
 def _routing(recording: Recording) -> Iterator[Named]:

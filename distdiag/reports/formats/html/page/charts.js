@@ -8,6 +8,7 @@ function shownNumber(value) {
 }
 
 function tick(value, unit) {
+  if (unit === "B") return gib(value);
   return unit === "s" && value ? duration(value * 1e6) : shownNumber(value);
 }
 
