@@ -297,6 +297,8 @@ class Monitor:
         self._guarded(lambda: self._reporter.show(report), None)
         self._reporter.release()
         self._reporter.save_verdict(self._findings())
+        # Rank 0 waits for the verdict, and for no longer than some seconds.
+        self._guarded(lambda: self._reporter.show(report, slow=True), None)
         self._others.close()
         self._transporter.close()
 

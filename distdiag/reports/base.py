@@ -17,10 +17,12 @@ class Reporter:
     the run directory that holds the text, or None when it goes to stderr. `quiet` asks a form for
     people for errors only. `run_dir` is where the events of the run are, for forms that show them;
     None where there are none. `traces` are files of torch's profiler for forms that show them.
+    `is_slow`: to make it may take seconds, for which nobody should have to wait.
     """
 
     name: ClassVar[str]
     file_name: ClassVar[str | None] = None
+    is_slow: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -114,15 +114,18 @@ class RunReporter:
         if not report.complete and not self._reserve.exists():
             self._set_aside(RESERVE_BYTES // 2)
 
-    def show(self, report: Report) -> None:
-        """Write the other forms of the report that were asked for, to stderr or to their files."""
-        for kind in self._forms:
+    def show(self, report: Report, *, slow: bool = False) -> None:
+        """Write the other forms of the report that were asked for, to stderr or to their files.
+
+        They are those that take no time, or the `slow` ones.
+        """
+        for kind in (kind for kind in self._forms if kind.is_slow is slow):
             try:
                 self._show_as(kind, report)
             except (OSError, UsageError, DamagedFileError) as error:
                 _log.exception("the form %s of the report could not be made", kind.name)
                 say(f"distdiag: --report {kind.name}: {visible(str(error))}\n")
-        if not self._config.quiet:
+        if not (self._config.quiet or slow):
             say(hint(report))
 
     def _show_as(self, kind: type[Reporter], report: Report) -> None:

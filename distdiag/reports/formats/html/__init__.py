@@ -59,6 +59,7 @@ class HtmlReporter(Reporter):
 
     name = "html"
     file_name: ClassVar[str] = "report.html"
+    is_slow: ClassVar[bool] = True
 
     def render(self, report: Report) -> str:
         """Return the whole page. What stands in the report is text there, whatever it holds."""
