@@ -78,7 +78,7 @@ def test_the_readme_is_short():
 
 def test_the_table_of_options_is_complete(capsys):
     main(["--help"])
-    shown = set(re.findall(r"^  (?:-v, )?(--[a-z-]+)", capsys.readouterr().out, re.M))
+    shown = set(re.findall(r"^  (?:-[vq], )?(--[a-z-]+)", capsys.readouterr().out, re.M))
     table = re.findall(r"^\| (`--.+?) \| ", (ROOT / "docs" / "reference.md").read_text(), re.M)
     documented = {option for row in table for option in re.findall(r"`(--[a-z-]+)", row)}
     assert documented == shown

@@ -11,6 +11,7 @@ from distdiag.analysis import Progress, analyze, split_jobs
 from distdiag.cli.options import codes
 from distdiag.cli.show import (
     baseline_option,
+    quiet_option,
     reasons_of,
     report_option,
     show_report,
@@ -31,6 +32,7 @@ class _Options(TypedDict):
     report_formats: tuple[str, ...]
     baseline: Path | None
     verbose: bool
+    quiet: bool
     select: tuple[str, ...]
     ignore: tuple[str, ...]
 
@@ -61,6 +63,7 @@ def _ranks_by_file(
 )
 @report_option
 @verbose_option
+@quiet_option
 @baseline_option
 @click.option(
     "--select", default="", callback=codes, metavar="CODES", help="Run only these checks [ALL]."
@@ -83,7 +86,12 @@ def command(**options: Unpack[_Options]) -> int:
     with Progress() as progress:
         reports = [gate.judged(each) for each in _reports(jobs, piped, options, progress)]
     for report in reports:
-        show_report(report, options["report_formats"], verbose=options["verbose"])
+        show_report(
+            report,
+            options["report_formats"],
+            verbose=options["verbose"],
+            quiet=options["quiet"],
+        )
     return max(report.exit_status or 0 for report in reports)
 
 

@@ -98,6 +98,12 @@ _OPTIONS: Final = (
         help="Show which checks looked, and why each of the others did not.",
     ),
     click.option(
+        "-q",
+        "--quiet/--no-quiet",
+        default=None,
+        help="Show errors only at the terminal.",
+    ),
+    click.option(
         "--fail-on", type=_choice(FailOn), help="Exit with 1 at a finding this bad [error]."
     ),
     click.option(

@@ -10,6 +10,7 @@ from distdiag.cli.runs import newest_run, runs_below
 from distdiag.cli.show import (
     baseline_option,
     known_formats,
+    quiet_option,
     reasons_of,
     report_of_name,
     save_report,
@@ -38,6 +39,7 @@ class _Options(TypedDict):
     baseline: Path | None
     fail_on: FailOn | None
     verbose: bool
+    quiet: bool
 
 
 @click.command("report")
@@ -71,6 +73,7 @@ class _Options(TypedDict):
 )
 @baseline_option
 @verbose_option
+@quiet_option
 def command(**options: Unpack[_Options]) -> int:
     """Show the report of a run again.
 
@@ -116,7 +119,14 @@ def _show(path: Path, options: _Options, formats: Sequence[str]) -> int:
         reporter = report_of_name(formats[0], verbose=verbose, run_dir=run_dir, traces=traces)
         save_report(report, reporter, options["output"])
     else:
-        show_report(report, formats, verbose=verbose, run_dir=run_dir, traces=traces)
+        show_report(
+            report,
+            formats,
+            verbose=verbose,
+            quiet=options["quiet"],
+            run_dir=run_dir,
+            traces=traces,
+        )
     return report.exit_status or 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
@@ -18,6 +16,7 @@ from distdiag.record.run_dir import write_atomically
 from distdiag.reports import load_reporter, reporter_names
 from distdiag.reports.base import Reporter, append_to_its_file, visible
 from distdiag.reports.gate import hint
+from distdiag.reports.surface import surface_of
 
 
 def known_formats(text: str | Iterable[str]) -> tuple[str, ...]:
@@ -75,11 +74,16 @@ verbose_option = click.option(
 """The option that asks for the details of a report."""
 
 
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show errors only at the terminal.")
+"""The option that asks for errors only."""
+
+
 def show_report(
     report: Report,
     report_formats: Collection[str],
     *,
     verbose: bool = False,
+    quiet: bool = False,
     run_dir: Path | None = None,
     traces: tuple[Path, ...] = (),
 ) -> None:
@@ -89,24 +93,36 @@ def show_report(
     `traces` are files of a profiler, for forms that show them.
     """
     for name in report_formats:
-        reporter = report_of_name(name, verbose=verbose, run_dir=run_dir, traces=traces)
+        reporter = report_of_name(
+            name, verbose=verbose, quiet=quiet, run_dir=run_dir, traces=traces
+        )
         if reporter.file_name is not None and len(report_formats) > 1:
             save_report(report, reporter, (run_dir or Path()) / reporter.file_name)
         else:
             click.echo(reporter.render(report), nl=False)
         append_to_its_file(reporter, report)
-    click.echo(hint(report), nl=False, err=True)
+    if not quiet:
+        click.echo(hint(report), nl=False, err=True)
 
 
 def report_of_name(
-    name: str, *, verbose: bool, run_dir: Path | None, traces: tuple[Path, ...] = ()
+    name: str,
+    *,
+    verbose: bool,
+    quiet: bool = False,
+    run_dir: Path | None,
+    traces: tuple[Path, ...] = (),
 ) -> Reporter:
     """Return the form of this name, as it is shown on stdout."""
-    kind = load_reporter(name)
-    if name == "terminal" and sys.stdout.isatty():
-        width, color = shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ
-        return kind(width=width, color=color, verbose=verbose, run_dir=run_dir)
-    return kind(verbose=verbose, run_dir=run_dir, traces=traces)
+    surface = surface_of(sys.stdout)
+    return load_reporter(name)(
+        width=surface.width,
+        color=surface.color,
+        verbose=verbose,
+        quiet=quiet,
+        run_dir=run_dir,
+        traces=traces,
+    )
 
 
 def save_report(report: Report, reporter: Reporter, path: Path) -> None:

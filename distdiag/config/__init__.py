@@ -50,6 +50,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "keep_runs": Annotated[int, msgspec.Meta(ge=1)],
     "report": tuple[str, ...],
     "verbose": bool,
+    "quiet": bool,
     "fail_on": FailOn,
     "baseline": str,
     "hang_timeout": Literal["auto"] | Seconds,
@@ -92,6 +93,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keep_runs: int = 20
     report: tuple[str, ...] = ("terminal", "json")
     verbose: bool = False
+    quiet: bool = False
     fail_on: FailOn = "error"
     baseline: Path | None = None
     ignored: tuple[IgnoreRule, ...] = ()

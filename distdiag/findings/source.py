@@ -51,6 +51,23 @@ def location_of(frame: Frame) -> Location:
     return _location(_read(frame.file), frame, frame.line)
 
 
+def lines_around(location: Location, most: int) -> list[tuple[int, str]]:
+    """Return the line of a place with up to so many before and after it, by their numbers.
+
+    Empty if the file cannot be read, or has changed since: the line is not what it was then.
+    """
+    lines = _read(location.file).lines
+    if not 1 <= location.line <= len(lines) or not location.source:
+        return []
+    if lines[location.line - 1].strip() != location.source.strip():
+        return []
+    first = max(1, location.line - most)
+    shown = lines[first - 1 : location.line + most]
+    filled = [line for line in shown if line.strip()]
+    indent = min(len(line) - len(line.lstrip()) for line in filled)
+    return [(first + at, line.rstrip()[indent:]) for at, line in enumerate(shown)]
+
+
 def is_readable(frame: Frame) -> bool:
     """Say whether the conditions and loops around this frame can be known at all."""
     return _read(frame.file).tree is not None

@@ -245,7 +245,8 @@ class Monitor:
         for news, finding in new.items():
             # What is softened later is no news; what turns out to be worse than a note is.
             self._announced |= {news, (False, *news[1:])}
-            say(f"{one_line(finding)}\n")
+            if not self._config.quiet or finding.severity is Severity.ERROR:
+                say(f"{one_line(finding)}\n")
 
     def _publish(self, *, complete: bool = False) -> Report:
         self._written_s = time.monotonic()
@@ -305,6 +306,8 @@ class Monitor:
         self._guarded(lambda: self._reporter.show(report), None)
         self._reporter.release()
         self._reporter.save_verdict(self._findings())
+        # Rank 0 waits for the verdict, and for no longer than some seconds.
+        self._guarded(lambda: self._reporter.show(report, slow=True), None)
         self._others.close()
         self._transporter.close()
 

@@ -14,13 +14,15 @@ class Reporter:
     """Turn a report into text. It computes nothing that the report does not say.
 
     `name` is the name of the module and the word for ``--report``. `file_name` is the file below
-    the run directory that holds the text, or None when it goes to stderr. `run_dir` is where the
-    events of the run are, for forms that show them; None where there are none. `traces` are files
-    of torch's profiler for forms that show them.
+    the run directory that holds the text, or None when it goes to stderr. `quiet` asks a form for
+    people for errors only. `run_dir` is where the events of the run are, for forms that show them;
+    None where there are none. `traces` are files of torch's profiler for forms that show them.
+    `is_slow`: to make it may take seconds, for which nobody should have to wait.
     """
 
     name: ClassVar[str]
     file_name: ClassVar[str | None] = None
+    is_slow: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -28,12 +30,14 @@ class Reporter:
         width: int = 80,
         color: bool = False,
         verbose: bool = False,
+        quiet: bool = False,
         run_dir: Path | None = None,
         traces: tuple[Path, ...] = (),
     ) -> None:
         self.width = width
         self.color = color
         self.verbose = verbose
+        self.quiet = quiet
         self.run_dir = run_dir
         self.traces = traces
 

@@ -36,6 +36,7 @@ from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomicall
 from distdiag.reports import load_reporter, one_line, write_report
 from distdiag.reports.base import Reporter, append_to_its_file, visible
 from distdiag.reports.gate import gate_of, hint, script_status
+from distdiag.reports.surface import surface_of
 from distdiag.views.rank_states import RankState, RankStatus, last_act
 
 _log = logging.getLogger(__name__)
@@ -113,21 +114,27 @@ class RunReporter:
         if not report.complete and not self._reserve.exists():
             self._set_aside(RESERVE_BYTES // 2)
 
-    def show(self, report: Report) -> None:
-        """Write the other forms of the report that were asked for, to stderr or to their files."""
-        for kind in self._forms:
+    def show(self, report: Report, *, slow: bool = False) -> None:
+        """Write the other forms of the report that were asked for, to stderr or to their files.
+
+        They are those that take no time, or the `slow` ones.
+        """
+        for kind in (kind for kind in self._forms if kind.is_slow is slow):
             try:
                 self._show_as(kind, report)
             except (OSError, UsageError, DamagedFileError) as error:
                 _log.exception("the form %s of the report could not be made", kind.name)
                 say(f"distdiag: --report {kind.name}: {visible(str(error))}\n")
-        say(hint(report))
+        if not (self._config.quiet or slow):
+            say(hint(report))
 
     def _show_as(self, kind: type[Reporter], report: Report) -> None:
+        surface = surface_of(sys.stderr)
         reporter = kind(
-            width=_width(),
-            color=_has_colours(),
+            width=surface.width,
+            color=surface.color,
             verbose=self._config.verbose,
+            quiet=self._config.quiet,
             run_dir=self._run_dir.root,
         )
         path = self._run_dir.root / (reporter.file_name or "")
@@ -276,14 +283,3 @@ def say(text: str) -> None:
 
 def _rfc3339(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
-
-
-def _has_colours() -> bool:
-    return sys.stderr.isatty() and "NO_COLOR" not in os.environ
-
-
-def _width() -> int:
-    try:
-        return max(40, os.get_terminal_size(sys.stderr.fileno()).columns)
-    except (OSError, ValueError):
-        return 80

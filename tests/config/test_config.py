@@ -73,6 +73,7 @@ def test_every_key_can_be_set_with_either_spelling():
         keep{s}runs = 3
         report = ["json"]
         verbose = true
+        quiet = true
         fail{s}on = "never"
         hang{s}timeout = 5
         on{s}hang = "abort"
@@ -94,6 +95,7 @@ def test_every_key_can_be_set_with_either_spelling():
         keep_runs=3,
         report=("json",),
         verbose=True,
+        quiet=True,
         fail_on="never",
         hang_timeout_s=5.0,
         on_hang="abort",

@@ -133,19 +133,161 @@ def test_of_many_causes_only_the_first_are_shown():
     report = Report(run=make_run(), not_checked={f"COL{n:03}": f"cause {n}" for n in range(1, 10)})
     text = " ".join(render(report).split())
     assert "0 checks looked; not observed: cause 1, cause 2, cause 3," in text
-    assert "cause 6 and 3 more." in text
+    assert "cause 6 and 3 more (-v says why)." in text
     assert "cause 7" in render(report, verbose=True)
 
 
-def test_the_worst_finding_comes_first_with_all_it_rests_on(snapshot):
-    report = Report(
+def sick_report():
+    return Report(
         complete=True,
         run=make_run(4, Outcome.HUNG, ended=None),
         findings=(warning(), shape_mismatch()),
         checked=("COL003", "COL010"),
         not_checked={"MOE001": "no router was called", "MOE002": "no router was called"},
     )
-    assert render(report) == snapshot
+
+
+@pytest.mark.parametrize("color", [False, True], ids=["plain", "coloured"])
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_worst_finding_comes_first_with_all_it_rests_on(snapshot, width, color):
+    assert render(sick_report(), width=width, color=color) == snapshot
+
+
+def test_details_are_for_those_who_ask(snapshot):
+    assert render(sick_report(), verbose=True) == snapshot
+
+
+def test_a_quiet_report_holds_errors_only(snapshot):
+    text = render(sick_report(), quiet=True)
+    assert text == snapshot
+    assert "COL010" not in text
+    clean = Report(complete=True, run=make_run(), findings=(warning(),), checked=("COL001",))
+    assert render(clean, quiet=True) == ""
+
+
+def test_a_healthy_run_takes_few_lines():
+    gaps = {f"MOE{n:03}": "no choice of experts was seen" for n in range(1, 40)}
+    checked = tuple(f"COL{n:03}" for n in range(1, 80))
+    report = Report(complete=True, run=make_run(8), checked=checked, not_checked=gaps)
+    lines = render(report).splitlines()
+    assert lines[0] == "distdiag: OK: 79 checks looked, nothing found; the run finished"
+    assert len(lines) <= 5
+
+
+def test_one_finding_takes_one_screen_at_most():
+    report = Report(
+        complete=True, run=make_run(4, Outcome.HUNG), findings=(shape_mismatch(),), checked=("C1",)
+    )
+    assert len(render(report).splitlines()) <= 24
+
+
+def disabled(rank):
+    return shape_mismatch(
+        code="DIA003",
+        name="disabled-probe",
+        severity=Severity.INFO,
+        grade=Grade.NOTE,
+        message=f"probe files of rank {rank} was switched off: PermissionError: /proc",
+        ranks=RankSet({rank}),
+        step=rank,
+        location=None,
+        subjects=("files",),
+        evidence=(Evidence(ranks=RankSet({rank}), summary="PermissionError: /proc"),),
+    )
+
+
+def test_the_same_of_several_ranks_is_one_finding():
+    ranks = (1, 2, 3, 12)
+    report = Report(run=make_run(16), findings=tuple(map(disabled, ranks)), checked=("COL001",))
+    text = render(report, width=100)
+    assert "1 note: probe files of ranks 1-3,12 was switched off" in text
+    assert text.count("INFO DIA003") == text.count("PermissionError: /proc\n") - 1 == 1
+    assert "culprit    ranks 1-3,12" in text
+
+
+def test_what_another_check_saw_of_the_same_is_folded_under_the_first():
+    drift = shape_mismatch(code="REP003", name="replica-drift", message="they differ from step 1")
+    report = Report(run=make_run(4), findings=(shape_mismatch(), drift))
+    text = render(report, width=100)
+    assert "  also       REP003 replica-drift: they differ from step 1\n" in text
+    assert text.count("  fix  ") == 1
+    elsewhere = shape_mismatch(location=Location("train.py", 50, "f", "x"), ranks=RankSet({1}))
+    text = render(Report(run=make_run(4), findings=(shape_mismatch(), elsewhere)))
+    assert "  fix        as for COL003 above\n" in text
+
+
+def test_notes_beside_an_error_take_a_line_each():
+    report = Report(run=make_run(4), findings=(disabled(1), shape_mismatch()))
+    text = render(report, width=120)
+    assert "note DIA003: probe files of rank 1 was switched off: PermissionError" in text
+    assert "INFO DIA003" not in text
+    assert "INFO DIA003" in render(report, verbose=True)
+
+
+def test_of_very_many_findings_the_worst_are_whole_and_the_rest_is_counted():
+    findings = tuple(
+        shape_mismatch(message=f"number {n}", subjects=(f"layer{n}",)) for n in range(100)
+    )
+    text = render(Report(run=make_run(4), findings=findings), width=100)
+    assert text.count("ERROR COL003") == 8
+    assert "error COL003: train.py:41: number 47" in text
+    assert "and 52 more findings: see report.json" in text
+
+
+def traceback_of(num_frames, message="ValueError: no"):
+    frames = [f'  File "lib{n}.py", line {n}, in f\n    call_{n}()' for n in range(num_frames)]
+    return "Traceback (most recent call last):\n" + "\n".join(frames) + f"\n{message}"
+
+
+@pytest.mark.parametrize(
+    "message", ["ValueError: no", "RuntimeError: C++\n" + "frame #1: x\n" * 300]
+)
+def test_a_traceback_is_never_cut_before_its_last_frame(message):
+    evidence = Evidence(
+        ranks=RankSet({3}), summary="raised", values={"traceback": traceback_of(60, message)}
+    )
+    report = Report(run=make_run(4), findings=(shape_mismatch(evidence=(evidence,)),))
+    text = render(report, verbose=True)
+    assert 'File "lib59.py", line 59, in f\n' in text
+    assert "    call_59()\n" in text
+    assert message.split("\n")[0] in text
+    assert len(text.splitlines()) < 120
+    assert "lib59" not in render(report)  # the place of the finding says it
+
+
+def test_raw_values_are_for_those_who_ask():
+    report = Report(run=make_run(4), findings=(shape_mismatch(),))
+    assert "collective_seq_id = 12" not in render(report)
+    assert "collective_seq_id = 12" in render(report, verbose=True)
+
+
+def test_the_lines_around_a_place_are_shown_as_long_as_they_are_what_they_were(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("def f(x):\n    if x:\n        gather(x)\n    return x\n")
+    place = Location(str(script), 3, "f", "gather(x)")
+    report = Report(run=make_run(), findings=(shape_mismatch(location=place, evidence=()),))
+    assert "      2 | if x:\n    > 3 |     gather(x)\n      4 | return x\n" in render(report)
+    (tmp_path / "other.py").write_text("\n\nother(x)\n")
+    place = Location(str(tmp_path / "other.py"), 3, "f", "gather(x)")
+    report = Report(run=make_run(), findings=(shape_mismatch(location=place, evidence=()),))
+    assert "      3 | gather(x)\n" in render(report)
+
+
+def test_paths_are_shown_as_a_reader_knows_them(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    library = "/usr/lib/python3/site-packages/torch/nn/modules/linear.py"
+    place = Location(f"{tmp_path}/src/train.py", 3, "f", "gather(x)")
+    finding = shape_mismatch(
+        location=place,
+        message=f"rank 1 is at {tmp_path}/src/train.py:3, in {library}:9",
+        evidence=(
+            Evidence(ranks=RankSet({1}), summary="there", location=Location(library, 9, "g")),
+        ),
+    )
+    text = render(Report(run=make_run(), findings=(finding,)), width=100)
+    assert "--> src/train.py:3 in f" in text
+    assert "rank 1 is at src/train.py:3, in …/site-packages/torch/nn/modules/linear.py:9" in text
+    assert str(tmp_path) not in text
 
 
 def test_what_was_not_looked_at_is_not_called_clean(snapshot):
@@ -196,9 +338,9 @@ def test_512_ranks_fit_on_a_page(snapshot):
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_every_line_fits_the_width_unless_it_is_a_place_in_the_code(width):
     report = Report(run=make_run(4), findings=(shape_mismatch(), warning()), checked=("COL003",))
-    places = ("train.py:41 in train_step", "dist.all_gather(parts, batch)")
+    places = ("--> train.py:41 in train_step",)
     for line in render(report, width=width).splitlines():
-        assert cell_len(line) <= max(width, 34) or line.strip() in places
+        assert cell_len(line) <= max(width, 34) or line.strip() in places, line
         assert line == line.rstrip()
 
 
@@ -207,7 +349,7 @@ def test_a_long_path_stays_in_one_piece():
     report = Report(
         run=make_run(), findings=(shape_mismatch(location=Location(path, 1, "f", "x = 1")),)
     )
-    assert f"  {path}:1 in f\n" in render(report)
+    assert f"  --> {path}:1 in f\n" in render(report)
 
 
 HOSTILE = "[bold red]x[/] [/nope] :smile: \x1b]0;owned\x07 \u202e \x9b2J a\rb \ud800"
@@ -229,7 +371,7 @@ def test_hostile_strings_are_shown_and_not_obeyed():
         checked=(HOSTILE,),
         not_checked={HOSTILE: HOSTILE},
     )
-    text = render(report, width=200)
+    text = render(report, width=200, verbose=True)
     assert all(line.isprintable() for line in text.split("\n"))
     assert text.count("[bold red]x[/] [/nope] :smile: \\x1b]0;owned\\x07") >= 12
     text.encode()
@@ -288,7 +430,7 @@ def test_processes_without_a_rank_have_their_names():
     )
     run = make_run()
     report = Report(run=make_run(ranks=(*run.ranks, named)), findings=(shape_mismatch(),))
-    text = TerminalReporter(width=100).render(report)
+    text = TerminalReporter(width=100, verbose=True).render(report)
     assert "culprit    worker pid=7" in text
     assert "worker pid=7: running" in text
 

@@ -1,55 +1,51 @@
 """The report for a person at a terminal: the verdict first, then what it rests on."""
 
-import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from io import StringIO
-from itertools import chain, islice
-from typing import Final, TypeVar
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
 
-from rich.console import Console
-from rich.text import Text
+import msgspec
 
-from distdiag.engine.aligner import DESELECTED, LIGHT, subjects
+from distdiag.events.base import Value
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import (
-    Evidence,
-    Finding,
-    Location,
-    Outcome,
-    ReadFile,
-    Report,
-    Severity,
+from distdiag.findings.finding import Evidence, Finding, Location, Outcome, Report, Severity
+from distdiag.findings.source import lines_around
+from distdiag.reports.base import Reporter, cut
+from distdiag.reports.folding import Folded, folded, said_once
+from distdiag.reports.terminal_page import INDENT, TerminalPage
+from distdiag.reports.terminal_run import write_files, write_ignored, write_next_time, write_run
+from distdiag.reports.words import (
+    by_severity,
+    codes_by_reason,
+    count,
+    coverage,
+    grouped,
+    is_healthy,
+    severity_word,
+    shown_path,
+    shown_text,
+    silence,
+    verdict,
 )
-from distdiag.reports.base import Reporter, cut, one_line, short, visible
 
-K = TypeVar("K", bound=Hashable)
-
-LABEL_WIDTH: Final = 11
+MOST_WHOLE: Final = 8
+"""So many findings are written with all that they rest on, the others in a line each."""
+MOST_SHORT: Final = 40
 MOST_GROUPS: Final = 12
 """So many groups of ranks are shown one by one; report.json has the others."""
-MOST_UNSEEN: Final = 6
-LONGEST_CLAUSE: Final = 100
-"""So many causes of what was not observed are shown, and so much of each: the rest is details."""
-CODE: Final = re.compile(r"[A-Z]+\d*")
-"""A check's code; other keys of `not_checked` are words for what a probe does not see."""
+FEW_GROUPS: Final = 5
+"""The same without --verbose."""
+MOST_ENTRIES: Final = 4
+MOST_SUBJECTS: Final = 6
 LONGEST_VALUE: Final = 200
-MOST_FILES: Final = 4
-"""More files of one kind in one folder are shown as one line."""
-LAST_LINES: Final = 9
-"""Four frames with their source, and the line of the exception."""
+LAST_LINES: Final = 24
+"""So many lines of a traceback are shown behind its last frame, and before the end of it."""
 STYLES: Final = {
     Severity.ERROR: "bold red",
     Severity.WARNING: "bold yellow",
     Severity.INFO: "bold cyan",
 }
-ENDINGS: Final = {
-    Outcome.RUNNING: "the run had not ended when this was written",
-    Outcome.FINISHED: "the run finished",
-    Outcome.FAILED: "the run failed",
-    Outcome.HUNG: "the run hung",
-    Outcome.ABORTED: "the run was aborted",
-    Outcome.KILLED: "the run was killed",
-}
+LEVELS: Final = {"ok": "bold green", "error": "bold red", "warning": "bold yellow"}
 
 
 class TerminalReporter(Reporter):
@@ -58,318 +54,212 @@ class TerminalReporter(Reporter):
     name = "terminal"
 
     def render(self, report: Report) -> str:
-        """Return the whole report as lines."""
+        """Return the whole report as lines, of which a healthy run has two."""
+        report = msgspec.structs.replace(report, findings=tuple(said_once(report.findings)))
         labels = {info.rank: info.label for info in report.run.ranks if info.label}
-        page = _Page(self.width, color=self.color, labels=labels)
-        _write_verdict(page, report)
-        for finding in sorted(report.findings, key=lambda finding: -finding.severity.weight):
-            _write_finding(page, finding)
-        _write_next_time(page, report)
-        _write_files(page, report)
-        if report.files or not _is_healthy(report):
-            page.blank()
-        _write_coverage(page, report, verbose=self.verbose)
-        _write_ignored(page, report, verbose=self.verbose)
-        if self.verbose:
-            _write_gaps(page, report)
-        if self.verbose or not _is_healthy(report):
-            _write_run(page, report, verbose=self.verbose)
+        page = TerminalPage(self.width, color=self.color, labels=labels)
+        self._write_verdict(page, report)
+        findings = by_severity(report.findings)
+        if self.quiet:
+            findings = [each for each in findings if each.severity is Severity.ERROR]
+            self._write_findings(page, findings)
+            return page.text() if findings else ""
+        self._write_findings(page, findings)
+        write_next_time(page, report)
+        write_files(page, report)
+        self._write_rest(page, report)
         return page.text()
 
+    def _write_verdict(self, page: TerminalPage, report: Report) -> None:
+        if unseen := silence(report):  # first, as all that follows is about the others
+            page.write(f"distdiag: {unseen}", indent=0, style="bold")
+        said = verdict(report)
+        page.write(f"distdiag: {said.text}", indent=0, style=LEVELS.get(said.level, "bold"))
+        if not report.complete and report.run.outcome is not Outcome.RUNNING:
+            page.write("This report is provisional: the reporter was ended early.", indent=0)
 
-class _Page:
-    """Lines of text within a width. What is written is taken literally: no markup, no controls."""
+    def _write_findings(self, page: TerminalPage, findings: list[Finding]) -> None:
+        alarms = [each for each in findings if each.severity is not Severity.INFO]
+        whole = findings if self.verbose else (alarms or findings)[:MOST_WHOLE]
+        for each in folded(whole):
+            _Writer(page, each, verbose=self.verbose).write()
+        short = findings[len(whole) :]
+        if not short:
+            return
+        page.blank()
+        for finding in short[:MOST_SHORT]:
+            place = f"{_where(finding.location)}: " if finding.location else ""
+            kind = f"{severity_word(finding.severity)} {finding.code}"
+            page.write(f"{kind}: {place}{shown_text(finding.message)}")
+        more = len(short) - MOST_SHORT
+        page.write(f"and {count(more, 'more finding')}: see report.json" if more > 0 else "")
+        page.write("--verbose shows what they rest on.", indent=2)
 
-    def __init__(self, width: int, *, color: bool, labels: Mapping[int, str]) -> None:
-        self._width = width
-        self._labels = labels
-        self._file = StringIO()
-        self._console = Console(
-            file=self._file,
-            width=width,
-            force_terminal=color,
-            force_jupyter=False,
-            color_system="standard" if color else None,
-            legacy_windows=False,
-        )
+    def _write_rest(self, page: TerminalPage, report: Report) -> None:
+        healthy = is_healthy(report)
+        if report.files or not healthy:
+            page.blank()
+        page.write(coverage(report, is_whole=self.verbose), indent=0)
+        write_ignored(page, report, verbose=self.verbose)
+        if self.verbose:
+            self._write_gaps(page, report)
+        is_explained = any(each.severity is Severity.ERROR for each in report.findings)
+        if self.verbose or not (healthy or is_explained) or report.silent_ranks:
+            write_run(page, report, verbose=self.verbose)
 
-    def who(self, ranks: RankSet) -> str:
-        """Return ranks as a phrase, with the names of processes whose ranks are not known."""
-        named = [self._labels[rank] for rank in ranks if rank in self._labels]
-        known = RankSet(rank for rank in ranks if rank not in self._labels)
-        more = f" and {len(named) - MOST_GROUPS} more" if len(named) > MOST_GROUPS else ""
-        names = ", ".join([*([_phrase(known)] if known else []), *named[:MOST_GROUPS]])
-        return f"{names}{more}" if named else _phrase(ranks)
-
-    def blank(self) -> None:
-        """Write an empty line."""
-        self._file.write("\n")
-
-    def write(self, text: str, *, indent: int = 2, first: str = "", style: str = "") -> None:
-        """Write a paragraph; `first` stands in the indent of its first line."""
-        lines = chain.from_iterable(self._wrapped(line, indent) for line in text.splitlines())
-        for number, line in enumerate(lines):
-            self._put(Text(visible(first)) if number == 0 else Text(), line, indent, style)
-
-    def write_label(self, label: str, text: str) -> None:
-        """Write a paragraph beside its label; nothing where there is no text."""
-        self.write(text, indent=2 + LABEL_WIDTH, first=f"  {label}")
-
-    def write_whole(self, text: str, *, indent: int) -> None:
-        """Write one line that may be longer than the width: a path must stay in one piece."""
-        self._put(Text(), Text(visible(text)), indent, "")
-
-    def text(self) -> str:
-        """Return all that was written."""
-        return self._file.getvalue()
-
-    def _wrapped(self, line: str, indent: int) -> Iterable[Text]:
-        return Text(visible(line.strip())).wrap(self._console, max(self._width - indent, 20))
-
-    def _put(self, first: Text, line: Text, indent: int, style: str) -> None:
-        first.stylize("bold")
-        first.pad_right(indent - first.cell_len)
-        line.rstrip()
-        line.stylize(style)
-        self._console.print(first + line, soft_wrap=True, highlight=False)
+    def _write_gaps(self, page: TerminalPage, report: Report) -> None:
+        if not (report.not_checked or report.silent_ranks):
+            return
+        page.blank()
+        page.write("Not looked at", indent=0, style="bold")
+        if report.silent_ranks:
+            page.write(f"{page.who(report.silent_ranks)}: silent, no events were read")
+        for reason, codes in codes_by_reason(report).items():
+            page.write(f"{', '.join(codes)}: {reason}")
 
 
-def _write_verdict(page: _Page, report: Report) -> None:
-    if silent := report.silent_ranks:
-        verb, them = ("was", "it") if len(silent) == 1 else ("were", "them")
-        unseen = f"{_phrase(silent)} of {report.run.world_size} {verb} not observed"
-        page.write(f"distdiag: {unseen}: nothing below is about {them}.", indent=0, style="bold")
-    counts = [
-        _count(number, severity if severity is not Severity.INFO else "note")
-        for severity in Severity
-        if (number := sum(finding.severity is severity for finding in report.findings))
-    ]
-    found = ", ".join(counts)
-    if not report.findings:
-        found = "nothing found" if report.checked else "nothing was checked"
-    is_open = report.run.outcome is Outcome.RUNNING and report.files
-    ending = "no file says how the run ended" if is_open else ENDINGS[report.run.outcome]
-    page.write(f"distdiag: {found}; {ending}.", indent=0, style="bold")
-    if not report.complete and report.run.outcome is not Outcome.RUNNING:
-        page.write("This report is provisional: the reporter was ended early.", indent=0)
+class _Writer:
+    """Writes one finding."""
+
+    def __init__(self, page: TerminalPage, folded: Folded, *, verbose: bool) -> None:
+        self._page = page
+        self._folded = folded
+        self._finding = folded.finding
+        self._verbose = verbose
+        self._shown: set[str] = set()
+
+    def write(self) -> None:
+        """Write what, where, who, why, and what to do."""
+        page, finding = self._page, self._finding
+        page.blank()
+        head = f"{finding.severity.upper()} {finding.code} {finding.name}"
+        page.write(head, indent=0, style=STYLES[finding.severity])
+        page.write(shown_text(finding.message))
+        self._write_place(finding.location)
+        page.write_label("culprit", self._culprit())
+        page.write_label("subjects", self._subjects())
+        self._write_evidence()
+        for each in self._folded.also:
+            page.write_label("also", f"{each.code} {each.name}: {shown_text(each.message)}")
+        if self._folded.is_repeated and not self._verbose:
+            page.write_label("fix", f"as for {finding.code} above")
+            return
+        page.write_label("why", shown_text(finding.why))
+        page.write_label("fix", shown_text(finding.fix), style="bold")
+        if self._verbose:
+            page.write_label("", _sentence("The fix also changes: ", finding.fix_changes))
+            page.write_label("", _sentence("The fix leaves: ", finding.fix_leaves))
+            page.write_label("wrong if", finding.disproof)
+
+    def _culprit(self) -> str:
+        finding = self._finding
+        who = self._page.who(finding.ranks) if finding.ranks else "not known"
+        step = f" in step {finding.step}" if finding.step is not None else ""
+        return f"{who}{step} ({finding.grade}, {finding.confidence:.0%})"
+
+    def _subjects(self) -> str:
+        names = [name for name in self._finding.subjects if name not in self._finding.message]
+        most = len(names) if self._verbose else MOST_SUBJECTS
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        return f"{', '.join(names[:most])}{more}"
+
+    def _write_place(self, location: Location | None) -> None:
+        """Write the place of the finding with the lines around it."""
+        if location is None:
+            return
+        page = self._page
+        self._shown.add(_where(location))
+        page.write_whole(f"--> {_where(location)} in {location.function}", indent=2, style="bold")
+        around = lines_around(location, 1)
+        width = len(str(location.line + 1))
+        self._shown |= {f"{shown_path(location.file)}:{number}" for number, _ in around}
+        for number, text in around or [(location.line, location.source)] * bool(location.source):
+            mark = ">" if number == location.line and len(around) > 1 else " "
+            style = "bold" if number == location.line else "dim"
+            line = f"{mark} {number:>{width}} | {cut(text, LONGEST_VALUE)}"
+            page.write_cut(line, indent=4, style=style)
+
+    def _write_evidence(self) -> None:
+        page = self._page
+        groups = list(grouped(self._finding))
+        most = MOST_GROUPS if self._verbose else FEW_GROUPS
+        if len(groups) > most:
+            # The culprits and the large groups must be among those that are shown.
+            culprits = self._finding.ranks
+            groups.sort(key=lambda item: (item[0].isdisjoint(culprits), -len(item[0])))
+        for ranks, entries in groups[:most]:
+            self._write_group(ranks, entries)
+        if len(groups) > most:
+            others = count(len(groups) - most, "more group")
+            page.write_label("evidence", f"and {others} of ranks: see report.json")
+
+    def _write_group(self, ranks: RankSet, entries: list[Evidence]) -> None:
+        page = self._page
+        page.write_label("evidence", page.who(ranks) if ranks else "rank not known")
+        most = len(entries) if self._verbose else MOST_ENTRIES
+        for entry in islice(entries, most):
+            summary = shown_text(entry.summary)
+            place = entry.location
+            where = _where(place) if place is not None else ""
+            is_new = place is not None and where not in self._shown
+            is_said = not where or is_new or where in summary or place == self._finding.location
+            tail = "" if is_said else f" ({where.rpartition('/')[2]})"
+            page.write(f"{summary}{tail}", indent=INDENT)
+            if place is not None and is_new:
+                self._shown.add(where)
+                self._write_line(where, place.source.strip())
+            self._write_values(entry)
+        if len(entries) > most:
+            page.write(f"and {len(entries) - most} more: --verbose shows them", indent=INDENT)
+
+    def _write_line(self, where: str, source: str) -> None:
+        """Write a place and its source, in one line where they fit."""
+        page, indent = self._page, INDENT + 2
+        if len(where) + len(source) + 2 <= page.width - indent:
+            page.write_whole(f"{where}{_sentence(': ', source)}", indent=indent, style="dim")
+            return
+        page.write_whole(where, indent=indent, style="dim")
+        page.write_cut(cut(source, LONGEST_VALUE), indent=indent, style="dim")
+
+    def _write_values(self, entry: Evidence) -> None:
+        """Write raw values for those who ask for details, and a traceback that has no place."""
+        page = self._page
+        plain = []
+        for key, value in entry.values.items():
+            if isinstance(value, str) and "\n" in value.strip():
+                if self._verbose or self._finding.location is None:
+                    page.write(f"{key}:", indent=INDENT)
+                    for line in _end_of(value):
+                        page.write_whole(shown_text(line), indent=INDENT + 2)
+            else:
+                plain.append(_value(key, value))
+        if self._verbose:
+            page.write(", ".join(plain), indent=INDENT)
 
 
-def _write_finding(page: _Page, finding: Finding) -> None:
-    page.blank()
-    head = f"{finding.severity.upper()} {finding.code} {finding.name}"
-    page.write(head, indent=0, style=STYLES[finding.severity])
-    page.write(finding.message)
-    _write_location(page, finding.location, indent=2)
-    page.write_label("culprit", page.who(finding.ranks) if finding.ranks else "not known")
-    page.write_label("certainty", f"{finding.grade} ({finding.confidence:.0%})")
-    if finding.step is not None:
-        page.write_label("step", str(finding.step))
-    page.write_label("subjects", ", ".join(finding.subjects))
-    for ranks, entries in _grouped(finding, page.who):
-        _write_evidence(page, ranks, entries)
-    page.write_label("why", finding.why)
-    page.write_label("fix", finding.fix)
-    page.write_label("", _sentence("The fix also changes: ", finding.fix_changes))
-    page.write_label("", _sentence("The fix leaves: ", finding.fix_leaves))
-    page.write_label("wrong if", finding.disproof)
+def _where(location: Location | None) -> str:
+    return f"{shown_path(location.file)}:{location.line}" if location is not None else ""
 
 
-def _write_location(page: _Page, location: Location | None, *, indent: int) -> None:
-    if location is None:
+def _value(key: str, value: Value) -> str:
+    return cut(f"{key} = {value}", LONGEST_VALUE)
+
+
+def _end_of(text: str) -> Iterable[str]:
+    """Yield a text of many lines, such as a traceback; of a long one its last frame to its end."""
+    lines = [cut(line, LONGEST_VALUE) for line in text.strip("\n").split("\n")]
+    frames = [at for at, line in enumerate(lines) if line.lstrip().startswith('File "')]
+    last = frames[-1] if frames else len(lines)
+    first = max(0, min(last, len(lines) - LAST_LINES))
+    if first:
+        yield "…"
+    shown = lines[first:]
+    if len(shown) <= 2 * LAST_LINES:
+        yield from shown
         return
-    page.write_whole(f"{location} in {location.function}", indent=indent)
-    if location.source:
-        source = cut(visible(location.source.strip()), LONGEST_VALUE)
-        page.write_whole(source, indent=indent + 4)
-
-
-def _write_evidence(page: _Page, ranks: str, entries: Iterable[Evidence]) -> None:
-    page.write_label("evidence", ranks)
-    for entry in entries:
-        page.write(entry.summary, indent=6)
-        _write_location(page, entry.location, indent=6)
-        values = (_end_of(f"{key} = {value}") for key, value in entry.values.items())
-        page.write(", ".join(values), indent=6)
-
-
-def _end_of(value: str) -> str:
-    """Return a value; of one with many lines, such as a traceback, what matters is the end."""
-    first, *rest = value.split("\n")
-    lines = [cut(line, LONGEST_VALUE) for line in (first, *rest[-LAST_LINES:])]
-    if len(rest) > LAST_LINES:
-        lines.insert(1, "…")
-    return "\n".join(lines)
-
-
-def _grouped(
-    finding: Finding, who: Callable[[RankSet], str]
-) -> Iterator[tuple[str, list[Evidence]]]:
-    """Yield what is said of the same ranks together, and once what is said of many ranks alike."""
-    alike = _ranks_by_key(
-        ((entry.summary, entry.location, tuple(entry.values.items())), entry.ranks)
-        for entry in finding.evidence
-    )
-    by_ranks: dict[RankSet, list[Evidence]] = {}
-    for (summary, location, values), ranks in alike.items():
-        entry = Evidence(ranks=ranks, summary=summary, location=location, values=dict(values))
-        by_ranks.setdefault(ranks, []).append(entry)
-    if len(by_ranks) > MOST_GROUPS:
-        # The culprits and the large groups must be among those that are shown.
-        order = sorted(by_ranks, key=lambda r: (r.isdisjoint(finding.ranks), -len(r)))
-        by_ranks = {ranks: by_ranks[ranks] for ranks in order}
-    for ranks, entries in islice(by_ranks.items(), MOST_GROUPS):
-        yield who(ranks) if ranks else "rank not known", entries
-    if len(by_ranks) > MOST_GROUPS:
-        rest = _count(len(by_ranks) - MOST_GROUPS, "more group")
-        yield f"and {rest} of ranks: see report.json", []
-
-
-def _ranks_by_key(pairs: Iterable[tuple[K, Iterable[int]]]) -> dict[K, RankSet]:
-    found: dict[K, list[int]] = {}
-    for key, ranks in pairs:
-        found.setdefault(key, []).extend(ranks)
-    return {key: RankSet(ranks) for key, ranks in found.items()}
-
-
-def _is_healthy(report: Report) -> bool:
-    is_whole = report.complete and not report.silent_ranks
-    return is_whole and not report.findings and report.run.outcome is Outcome.FINISHED
-
-
-def _write_coverage(page: _Page, report: Report, *, verbose: bool) -> None:
-    """Write in one paragraph what looked, what the run has none of, and what was not observed."""
-    known = subjects()
-    reasons = _codes_by_reason(report)
-    meant = {each.reason: reasons.pop(each.reason, []) for each in (LIGHT, DESELECTED)}
-    absent = {known[reason]: None for reason in reasons if reason in known}
-    unseen = [f"{_phrase(report.silent_ranks)}"] if report.silent_ranks else []
-    unseen += {
-        _short_of(reason, codes): None for reason, codes in reasons.items() if reason not in known
-    }
-    parts = [f"{_count(len(report.checked), 'check')} looked"]
-    if absent:
-        parts.append(f"not present in this run: {', '.join(absent)}")
-    parts += [
-        f"{_count(len(codes), 'check')}: {reason}" for reason, codes in meant.items() if codes
-    ]
-    if unseen:
-        shown = ", ".join(unseen[:MOST_UNSEEN])
-        more = f" and {len(unseen) - MOST_UNSEEN} more" if len(unseen) > MOST_UNSEEN else ""
-        parts.append(f"not observed: {shown}{more}")
-    hint = " --verbose says why." if report.not_checked and not verbose else ""
-    page.write(f"{'; '.join(parts)}.{hint}", indent=0)
-
-
-def _short_of(reason: str, codes: Iterable[str]) -> str:
-    """Return what was not observed: what a probe says that it does not see, or the first clause."""
-    seen = [code for code in codes if not CODE.fullmatch(code)]
-    return ", ".join(seen) or cut(re.split("[:;] ", reason)[0], LONGEST_CLAUSE)
-
-
-def _codes_by_reason(report: Report) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for code, reason in report.not_checked.items():
-        found.setdefault(reason, []).append(code)
-    return found
-
-
-def _write_ignored(page: _Page, report: Report, *, verbose: bool) -> None:
-    """Write how many findings do not count, and with `verbose` which, by what, and why."""
-    counts = report.counts
-    ways = ((counts.ignored, "ignored"), (counts.baselined, "known by the baseline"))
-    known = ", ".join(f"{_count(number, 'finding')} {way}" for number, way in ways if number)
-    if known:
-        page.write(f"{known}.{'' if verbose else ' --verbose lists them.'}", indent=0)
-    for each in report.ignored if verbose else ():
-        reason = _sentence(": ", each.reason)
-        page.write(f"{one_line(each.finding).removeprefix('distdiag: ')}")
-        page.write(f"ignored by {each.by}{reason}", indent=6)
-
-
-def _write_gaps(page: _Page, report: Report) -> None:
-    if not (report.not_checked or report.silent_ranks):
-        return
-    page.blank()
-    page.write("Not looked at", indent=0, style="bold")
-    if report.silent_ranks:
-        page.write(f"{_phrase(report.silent_ranks)}: silent, no events were read")
-    for reason, codes in _codes_by_reason(report).items():
-        page.write(f"{', '.join(codes)}: {reason}")
-
-
-def _write_next_time(page: _Page, report: Report) -> None:
-    if not report.next_time:
-        return
-    page.blank()
-    page.write("What to collect next time", indent=0, style="bold")
-    for sentence in report.next_time:
-        page.write(sentence, indent=4, first="  -")
-
-
-def _write_files(page: _Page, report: Report) -> None:
-    """Write what was read, files of one kind in one folder together where they are many."""
-    if not report.files:
-        return
-    page.blank()
-    page.write("What was read", indent=0, style="bold")
-    alike: dict[tuple[object, ...], list[ReadFile]] = {}
-    for file in report.files:
-        key = (file.path.rpartition("/")[0], file.kinds, bool(file.num_lines), file.problem)
-        alike.setdefault(key, []).append(file)
-    for files in islice(alike.values(), MOST_GROUPS):
-        several = len(files) > MOST_FILES
-        for group in [files] if several else [[file] for file in files]:
-            more = f" and {len(group) - 1} more" if several else ""
-            page.write_whole(f"{group[0].path}{more}", indent=2)
-            page.write(_what_was_read(group, page.who), indent=6)
-    if len(alike) > MOST_GROUPS:
-        page.write(f"and {_count(len(alike) - MOST_GROUPS, 'more kind')}: see report.json")
-
-
-def _what_was_read(files: list[ReadFile], who: Callable[[RankSet], str]) -> str:
-    """Return ``log of ranks 0-3: 16 of 5,000 lines understood; only its end was read``."""
-    first = files[0]
-    ranks = RankSet(rank for file in files for rank in file.ranks)
-    whose = f" of {who(ranks)}" if ranks else ""
-    understood = sum(file.num_understood for file in files)
-    num_lines = sum(file.num_lines for file in files)
-    how_much = f": {understood:,} of {num_lines:,} lines understood" if num_lines else ""
-    if understood and not num_lines:
-        how_much = f": {understood:,} entries understood"
-    what = f"{' and '.join(first.kinds)}{whose}{how_much}" if first.kinds else ""
-    return "; ".join(filter(None, [what, first.problem]))
-
-
-def _write_run(page: _Page, report: Report, *, verbose: bool) -> None:
-    run = report.run
-    page.blank()
-    page.write("The run", indent=0, style="bold")
-    page.write_label("command", " ".join(run.command))
-    if report.files:  # of a post-mortem: what no file says is left out
-        page.write_label("ranks", f"{run.world_size}{_sentence(', torch ', run.torch)}")
-    else:
-        page.write_label("ranks", f"{run.world_size}, torch {run.torch or 'not loaded'}")
-        page.write_label("time", f"{run.started} to {run.ended or '(not ended)'}")
-    page.write_label("attempts", str(run.attempts) if run.attempts > 1 else "")
-    page.write_label("active", ", ".join(run.active_modes))
-    page.write_label("dumps by", run.dump_transport)
-    if verbose:
-        page.write_label("checked", ", ".join(report.checked) or "nothing")
-    statuses = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
-    for (status, last), ranks in islice(statuses.items(), MOST_GROUPS):
-        page.write(f"{page.who(ranks)}: {status}{_sentence('; last: ', last)}")
-    if len(statuses) > MOST_GROUPS:
-        page.write(
-            f"and {_count(len(statuses) - MOST_GROUPS, 'more group')} of ranks: see report.json"
-        )
-
-
-def _phrase(ranks: RankSet) -> str:
-    return f"rank {ranks}" if len(ranks) == 1 else f"ranks {short(ranks)}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+    yield from shown[:LAST_LINES]
+    yield f"… {len(shown) - 2 * LAST_LINES} lines …"
+    yield from shown[-LAST_LINES:]
 
 
 def _sentence(opening: str, text: str) -> str:
