@@ -184,7 +184,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     `findings` are those that count; `ignored` are known and do not. `exit_status` is what the whole
     asks for: the script's own, else 1 if a finding is as severe as `fail_on` (error, warning,
-    never), else 0. Reports of versions before 0.2 have neither it nor `tool_version`.
+    never), else 0; it is None in older reports, which have no `tool_version` either.
     """
 
     schema_version: int = 1
