@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from distdiag.events.errors import UsageError
-from distdiag.record.run_dir import RUNS_FOLDER
+from distdiag.record.runs_folder import RUNS_FOLDER
 
 NAME: Final = "report.json"
 _DEPTHS: Final = ("*", "*/*")

@@ -90,7 +90,7 @@ class DistributedOptimizer:
 
 
 class Model(nn.Module):
-    """A text model; the layer that looks at pictures of symbols comes first, but is defined last."""
+    """A text model; the layer that looks at pictures comes first, but is defined last."""
 
     def __init__(self) -> None:
         super().__init__()
