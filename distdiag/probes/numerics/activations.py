@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from distdiag.events.numerics import Stage
 from distdiag.probes.guard import guard
 from distdiag.probes.models.registry import class_of
 from distdiag.probes.numerics.hiding import hiding_operation
@@ -65,7 +64,7 @@ class Activations:
         self.clear()
         self._model, self._kind, self._is_close = model, class_of(root), is_close
         for tensor in islice(tensors_in(given), _MOST_TENSORS):
-            self._take("input", tensor, "", self._kind, "an input")
+            self._take(Reading("input", "", "", self._kind, "an input"), tensor)
         self._hooks.add(self._modules_of(root), with_inputs=is_close)
 
     def end(self, output: object) -> None:
@@ -76,7 +75,8 @@ class Activations:
             if known is not None:
                 known.is_output = True
             else:
-                self._take("forward", tensor, "", self._kind, "its output", is_output=True)
+                made = Reading("forward", "", "", self._kind, "its output", is_output=True)
+                self._take(made, tensor)
         self._known.clear()
         self._last = None
 
@@ -108,7 +108,7 @@ class Activations:
                 if known is None:
                     what = f"an input of {watched.name}"
                     parent, kind = watched.parent, watched.parent_kind
-                    known = self._take("forward", tensor, parent, kind, what)
+                    known = self._take(Reading("forward", "", parent, kind, what), tensor)
                 if known is not None:
                     known.consumers.append((watched.name, watched.kind))
 
@@ -117,7 +117,8 @@ class Activations:
             for tensor in islice(tensors_in(output), _MOST_TENSORS):
                 made = self._known_reading(tensor)
                 if made is None:
-                    made = self._take("forward", tensor, watched.name, watched.kind, "its output")
+                    place = Reading("forward", "", watched.name, watched.kind, "its output")
+                    made = self._take(place, tensor)
                 if made is not None and not self._is_close and watched.is_block:
                     self._chain(made, tensor, watched)
 
@@ -135,23 +136,13 @@ class Activations:
             return None
         return known[2]
 
-    def _take(
-        self,
-        stage: Stage,
-        tensor: torch.Tensor,
-        module: str,
-        kind: str,
-        what: str,
-        *,
-        is_output: bool = False,
-    ) -> Reading | None:
+    def _take(self, reading: Reading, tensor: torch.Tensor) -> Reading | None:
         if not tensor.dtype.is_floating_point:
             return None
-        reading = Reading(stage, self._model, module, kind, what)
-        reading.is_exact, reading.is_output = self._is_close, is_output
+        reading.model, reading.is_exact = self._model, self._is_close
         self._known[id(tensor)] = (weakref.ref(tensor), _version(tensor), reading)
         self._read(reading, tensor)
-        if self._is_close or is_output:
+        if self._is_close or reading.is_output:
             self._hook(reading, tensor)
         if reading.place in self.suspects and tensor.grad_fn is not None:
             self._nodes[reading.place] = tensor.grad_fn
