@@ -107,7 +107,10 @@ class TestLibraries:
         assert (first.values, first.logged_step) == ((("loss/ce", 0.5),), 3)
         assert (second.values, second.logged_step) == ((("loss/ce", 0.5), ("loss/kl", 0.0)), 4)
 
-    def test_mlflow(self, observed: Observed, tmp_path: Any) -> None:
+    def test_mlflow(
+        self, observed: Observed, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         mlflow = pytest.importorskip("mlflow")
         watch(observed, "mlflow.tracking.fluent")
         fluent = mlflow.tracking.fluent
