@@ -96,7 +96,7 @@ def _step_down(
             return not is_scalar
         if other.numel() == 1:
             value = number(other.reshape(()))
-            term.factors.append(1 / value if kind == "Div" and value != 0 else value)
+            term.factors.append(_reciprocal(value) if kind == "Div" else value)
         elif kind == "Mul":
             term.masks.append(number(other.count_nonzero() / other.numel()))
     elif kind == "MaskedFill" and not is_scalar:
@@ -105,6 +105,12 @@ def _step_down(
             term.masks.append(number((~mask).count_nonzero() / mask.numel()))
     term.node, term.index = below[0]
     return True
+
+
+def _reciprocal(value: Scalar) -> Scalar:
+    if isinstance(value, torch.Tensor):
+        return value.reciprocal()  # whether it is zero is not known yet
+    return 1 / value if value else math.inf
 
 
 @dataclass(slots=True)
@@ -180,7 +186,7 @@ def read_ratio(node: object) -> list[Scalar]:
     return [number(total), float(ratio.numel())]
 
 
-def read_logits(marks: Landmarks) -> tuple[int, int, list[Scalar], list[Scalar]] | None:
+def read_logits(marks: Landmarks) -> tuple[int, int, list[Scalar], torch.Tensor] | None:
     """Return the number of classes and of rows, three numbers of these rows, and some targets.
 
     The numbers are the mean entropy, the mean cross entropy with the targets, and the share of rows
@@ -202,14 +208,13 @@ def read_logits(marks: Landmarks) -> tuple[int, int, list[Scalar], list[Scalar]]
     entropy = -(rows.exp() * rows).nan_to_num(0.0).sum(1).mean()
     top = rows.argmax(1)
     cross: Scalar = math.nan
-    targets: list[Scalar] = []
+    targets = rows.new_empty(0)
     if target is not None:
         own = target[::stride]
         valid = (own >= 0) & (own < num_classes)
         picked = rows.gather(1, own.clamp(0, num_classes - 1).unsqueeze(1)).squeeze(1)
         cross = number(-torch.where(valid, picked, 0.0).sum() / valid.sum())
-        some = torch.where(valid, own, -1)[:_MOST_TARGETS].double()
-        targets = [number(each) for each in some.unbind()]
+        targets = torch.where(valid, own, -1)[:_MOST_TARGETS].double()
     share = (top == top[0]).double().mean()
     return num_classes, rows.shape[0], [number(entropy), cross, number(share)], targets
 

@@ -67,6 +67,9 @@ class _Numbers:
 
     def __init__(self) -> None:
         self._values: list[Scalar] = []
+        self._vectors: list[torch.Tensor] = []
+        self.vectors: list[tuple[float, ...]] = []
+        """The vectors, once `take` has returned the numbers."""
         self._pending: PendingValues | None = None
 
     def add(self, *values: Scalar) -> slice:
@@ -75,9 +78,15 @@ class _Numbers:
         self._values += values
         return slice(begin, len(self._values))
 
+    def add_vector(self, vector: torch.Tensor) -> int:
+        """Add a vector of doubles; return its number among those."""
+        self._vectors.append(vector)
+        return len(self._vectors) - 1
+
     def begin(self) -> None:
         """Begin to bring over what is on a device."""
         on_device = [v.double().reshape(1) for v in self._values if isinstance(v, torch.Tensor)]
+        on_device += self._vectors
         self._pending = PendingValues(on_device) if on_device else None
 
     def take(self) -> list[float] | None:
@@ -85,7 +94,8 @@ class _Numbers:
         found = self._pending.take() if self._pending is not None else []
         if found is None:
             return None
-        brought = iter(found)
+        num_numbers = len(found) - len(self._vectors)
+        brought, self.vectors = iter(found[:num_numbers]), found[num_numbers:]
         return [next(brought)[0] if isinstance(v, torch.Tensor) else v for v in self._values]
 
 
@@ -100,7 +110,7 @@ class _Pass:
         self._terms: list[tuple[Addend, list[slice]]] = []
         self._gradients: dict[int, Scalar] = {}
         self._ratio: tuple[slice, bool] | None = None
-        self._prediction: tuple[int, int, slice, slice] | None = None
+        self._prediction: tuple[int, int, slice, int] | None = None
         self._clamps: list[tuple[float, float, int, slice]] = []
         self._handles: list[Any] = []
         self._ratio_gradient = slice(0, 0)
@@ -115,7 +125,7 @@ class _Pass:
         found = read_logits(marks)
         if found is not None:
             num_classes, num_rows, numbers, targets = found
-            places = self.numbers.add(*numbers), self.numbers.add(*targets)
+            places = self.numbers.add(*numbers), self.numbers.add_vector(targets)
             self._prediction = num_classes, num_rows, *places
         for least, greatest, number, outside in read_clamps(marks.clamps if is_far else ()):
             self._clamps.append((least, greatest, number, self.numbers.add(outside)))
@@ -174,7 +184,7 @@ class _Pass:
             found["ratio"] = PolicyRatio(deviation, int(number), gradient, self._ratio[1])
         if self._prediction is not None:
             num_classes, num_rows, place, targets = self._prediction
-            labels = tuple(int(each) for each in values[targets] if each >= 0)
+            labels = tuple(int(each) for each in self.numbers.vectors[targets] if each >= 0)
             entropy, cross_entropy, share = values[place]
             found["prediction"] = Prediction(
                 num_classes, num_rows, entropy, cross_entropy, share, labels

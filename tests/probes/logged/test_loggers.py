@@ -82,6 +82,19 @@ class TestLibraries:
         assert (event.logger, event.logged_step) == ("Trainer.log", 12)
         assert event.values == (("loss", 0.25), ("grad_norm", 1.0))
 
+    @pytest.mark.filterwarnings("ignore:You are trying to")
+    @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+    def test_lightning(self, observed: Observed, package: str) -> None:
+        library = pytest.importorskip(package)
+        watch(observed, f"{package}.core.module")
+        module = library.LightningModule()
+        module.log("loss_ce", torch.tensor(0.5))
+        module.log_dict({"kl": 0.0})
+        assert [event.values for event in observed.events(Logged)] == [
+            (("loss_ce", 0.5),),
+            (("kl", 0.0),),
+        ]
+
     def test_tensorboard(self, observed: Observed, tmp_path: Any) -> None:
         pytest.importorskip("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
@@ -94,7 +107,10 @@ class TestLibraries:
         assert (first.values, first.logged_step) == ((("loss/ce", 0.5),), 3)
         assert (second.values, second.logged_step) == ((("loss/ce", 0.5), ("loss/kl", 0.0)), 4)
 
-    def test_mlflow(self, observed: Observed, tmp_path: Any) -> None:
+    def test_mlflow(
+        self, observed: Observed, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         mlflow = pytest.importorskip("mlflow")
         watch(observed, "mlflow.tracking.fluent")
         fluent = mlflow.tracking.fluent
