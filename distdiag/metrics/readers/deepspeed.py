@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.metrics.readers.lines import LineFormat, Parsed, named
-from distdiag.metrics.readers.numbers import NUMBER, fields, number_in, pairs
+from distdiag.metrics.readers.numbers import NUMBER, fields, number_in, pairs, scaled
 
 # ``step=10, skipped=0, lr=[1e-05, 1e-05], mom=[(0.9, 0.999)]``
 _PROGRESS: Final = re.compile(
@@ -35,7 +35,7 @@ def _read(line: str) -> Parsed | None:
         values = named(pairs(line[match.start() :]))
         values.pop("steps", None)
         if time := _ITERATION_TIME.search(line, match.end()):
-            values["iter time (s)"] = float(time[1])
+            values["iter time (s)"] = scaled(time[1], None)
         return Parsed(values, match.start(), step=float(match[1]))
     if match := _THROUGHPUT.search(line):
         values = named(pairs(line[match.end() :]))

@@ -36,6 +36,9 @@ def _read_mapping(found: Mapping[str, object], collector: Collector) -> None:
             _read_columns(value, collector)
         if collector:
             return
+    parsed = parsed_mapping(found)
+    if parsed is not None and parsed.step is not None:  # the only line of a log of records
+        _read_records("jsonl", [found], collector)
 
 
 def _read_records(name: str, records: Sequence[object], collector: Collector) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from distdiag.metrics.readers.found import Found
-from distdiag.metrics.readers.messages import decode_errors, message_class
+from distdiag.metrics.readers.messages import as_text, decode_errors, message_class
 from distdiag.metrics.readers.records import Collector, Record
 from distdiag.metrics.readers.sources import Read
 
@@ -58,11 +58,11 @@ def read_events(read: Read, collector: Collector, found: Found) -> None:
 def _scalars(event: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401 - made while it runs
     for value in event.summary.value:
         if value.HasField("simple_value"):
-            yield value.tag, float(value.simple_value)
+            yield as_text(value.tag), float(value.simple_value)
         elif value.HasField("tensor"):
             number = _number(value.tensor)
             if number is not None:
-                yield value.tag, number
+                yield as_text(value.tag), number
 
 
 def _number(tensor: Any) -> float | None:  # noqa: ANN401 - made while it runs

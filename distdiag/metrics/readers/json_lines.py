@@ -12,6 +12,7 @@ from distdiag.metrics.readers.numbers import number_in
 
 _DEEPEST: Final = 4
 _MOST_VALUES: Final = 2_000
+_MOST_RANKS: Final = 1 << 20
 
 # What counts steps, the surest first: W&B's own `_step` counts calls of its `log`.
 STEPS: Final = (
@@ -55,7 +56,7 @@ def parsed_mapping(found: Mapping[str, Any], start: int = 0) -> Parsed | None:
     if not values or (epoch is not None and len(values) == 1 and step is None):
         return None
     rank = next((flat[n] for n in ("rank", "global_rank") if n in flat), None)
-    is_rank = rank is not None and rank >= 0 and rank == int(rank)
+    is_rank = rank is not None and 0 <= rank < _MOST_RANKS and rank == int(rank)
     return Parsed(
         values,
         start,

@@ -102,3 +102,8 @@ def decode_errors() -> tuple[type[Exception], ...]:
     from google.protobuf.message import DecodeError
 
     return (DecodeError, ValueError)
+
+
+def as_text(value: str | bytes) -> str:
+    """Return the text of a field; the library leaves what is no UTF-8 as bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")

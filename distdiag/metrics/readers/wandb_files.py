@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from distdiag.metrics.readers.found import Found
 from distdiag.metrics.readers.json_lines import decoded, parsed_mapping
-from distdiag.metrics.readers.messages import decode_errors, message_class
+from distdiag.metrics.readers.messages import as_text, decode_errors, message_class
 from distdiag.metrics.readers.records import Collector, Record
 from distdiag.metrics.readers.sources import Read
 
@@ -42,9 +42,7 @@ def read_run(read: Read, collector: Collector, found: Found) -> None:
             continue
         if not record.HasField("history"):
             continue
-        items = {
-            ".".join(item.nested_key) or item.key: _value(item) for item in record.history.item
-        }
+        items = {_name(item): _value(item) for item in record.history.item}
         if record.history.HasField("step"):
             items.setdefault("_step", record.history.step.num)
         parsed = parsed_mapping(items)
@@ -59,6 +57,10 @@ def read_run(read: Read, collector: Collector, found: Found) -> None:
             collector.add("wandb", told)
     if damaged:
         found.say(f"{damaged} of its records are damaged and were passed over")
+
+
+def _name(item: Any) -> str:  # noqa: ANN401 - the class is made while it runs
+    return ".".join(map(as_text, item.nested_key)) or as_text(item.key)
 
 
 def _value(item: Any) -> object:  # noqa: ANN401 - the class is made while it runs

@@ -169,6 +169,22 @@ def test_a_line_of_json_that_is_cut_is_told(tmp_path: Path) -> None:
     assert "no whole JSON" in problem.why
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "steps: 1 loss: 2.5 iter time (s): 1,234 samples/sec: 2",
+        '{"step": 1, "loss": 2.5, "rank": Infinity}',
+        '{"step": 1e999, "loss": 2.5, "rank": -1}',
+        "{'loss': 2.5, 'rank': inf, 'epoch': nan}",
+        "step inf loss nan rank inf",
+    ],
+)
+def test_values_where_counts_should_be(text: str, tmp_path: Path) -> None:
+    (curves,) = read_bytes(f"{text}\n".encode(), tmp_path).curves
+    assert curves.rank is None
+    assert curves.roles["loss"] == "loss"
+
+
 def test_many_damaged_lines_are_told_once(tmp_path: Path) -> None:
     data = b'{"step": 1, "loss": 2.5}\n' + b'{"step": 2, "lo\n' * 5000
     problems = read_bytes(data, tmp_path, "log.jsonl").problems
