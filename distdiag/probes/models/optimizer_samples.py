@@ -114,8 +114,9 @@ class OptimizerSamples:
             if not self._stay(optimizer, names, [copy]):
                 return {"forgotten": ()}
             return {"forgotten": (), "copied": names, "copied_model": self._name(copy)}
-        last = max(self._optimizers.number(each) for each in alive)
-        if self._modules.newest > last:
+        # Optimizers that were made before anybody looked are not known.
+        last = max((self._optimizers.number(each) for each in alive), default=-1)
+        if alive and self._modules.newest > last:
             names = forgotten(roots, owners, lambda part: self._modules.number(part) > last)
         return {"forgotten": names if self._stay(optimizer, names, roots) else ()}
 
