@@ -17,6 +17,8 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model, `module_imbalance` the ratio of the norms of two modules, `component_dominance` that of
     two terms of a loss. `entropy_share` is the share of the largest possible entropy,
     `codebook_use` that of the codes, `parameter_share` that of the parameters in one tensor.
+    `cost_share` is the share of the time of a training that reading the numbers of modules may
+    take, beside the first steps; 1 reads in each step.
     """
 
     smallest_gradient_norm: Positive = 1e-8
@@ -26,6 +28,7 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     entropy_share: Share = 0.9
     codebook_use: Share = 0.1
     parameter_share: Share = 0.7
+    cost_share: Share = 0.01
 
 
 USUAL: Final = NumericsConfig()

@@ -1,6 +1,6 @@
 """NUM012: gradients or optimizer state of one parameter have different types on ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from distdiag.checks.base import Check
@@ -57,7 +57,7 @@ class TypeMismatch(Check[UpdateView]):
         differing = [
             name
             for name in by_rank[min(by_rank)]
-            if name in shared and len({_types(each[name]) for each in by_rank.values()}) > 1
+            if name in shared and _differ([each[name] for each in by_rank.values()])
         ]
         if differing:
             yield self._finding(view, differing, by_rank)
@@ -90,6 +90,20 @@ class TypeMismatch(Check[UpdateView]):
                 for what, ranks in groups.items()
             ),
         )
+
+
+def _differ(held: Sequence[TensorUpdate]) -> bool:
+    """Say whether ranks hold the same thing in different types.
+
+    One rank may have a gradient or a state that another has not: its part may be empty.
+    """
+    kinds: dict[str, set[str]] = {}
+    for one in held:
+        kinds.setdefault("parameter", set()).add(one.dtype)
+        kinds.setdefault("gradient", set()).add(one.gradient_dtype)
+        for key, dtype in one.state:
+            kinds.setdefault(f"state {key}", set()).add(dtype)
+    return any(len(found - {""}) > 1 for found in kinds.values())
 
 
 def _types(one: TensorUpdate) -> str:

@@ -8,7 +8,7 @@ from distdiag.checks.shared.replicas import first_and_more
 from distdiag.events.models import PartsSummed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Severity
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.base import View
 
 
@@ -68,6 +68,8 @@ class RepeatedShard(Check[RepeatedSums]):
             step=event.step,
             location=user_location(event.site.frames),
             subjects=names,
+            # Copies that are summed on purpose look the same.
+            grade=Grade.NOTE,
             evidence=(
                 Evidence(
                     ranks=ranks,

@@ -92,7 +92,8 @@ class SummedParts(Probe):
         self._num_sums += 1
         pending = contents([tensors[0], *weights.values()])
         pending.guard()  # the sum is about to be written over what is read
-        names = tuple(f"{name.partition('/')[2]}.{each}" for each in weights)
+        inside = name.partition("/")[2]
+        names = tuple(f"{inside}.{each}".lstrip(".") for each in weights)
         self._waiting.append(_Reading(fields, names, pending))
 
     def _full_name(self, layer: nn.Module) -> str:

@@ -9,10 +9,12 @@ from distdiag.probes.catalogue import ProbeSpec, Wiring
 
 
 def _make(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.numerics.budget import Budget
     from distdiag.probes.numerics.probe import Moments, NumericsProbe
 
     moments = wiring.signals.pick(Moments)
-    return [NumericsProbe(wiring.recorder, moments, wiring.models, is_light=wiring.is_light)]
+    budget = Budget(wiring.config.numerics.cost_share)
+    return [NumericsProbe(wiring.recorder, moments, wiring.models, budget, wiring.is_light)]
 
 
 PROBES = (ProbeSpec("numerics", ("torch", "torch.distributed.distributed_c10d"), _make),)

@@ -13,6 +13,7 @@ from torch import nn
 
 from distdiag.probes.guard import guard
 from distdiag.probes.models.registry import class_of
+from distdiag.probes.numerics.budget import Budget
 from distdiag.probes.numerics.hiding import hiding_operation
 from distdiag.probes.numerics.modules import (
     ForwardHooks,
@@ -36,13 +37,19 @@ class Activations:
     """The places of one forward pass, which the next one replaces."""
 
     def __init__(
-        self, read: Read, fail: Callable[[Exception], None], *, is_light: bool = False
+        self,
+        read: Read,
+        fail: Callable[[Exception], None],
+        budget: Budget,
+        *,
+        is_light: bool = False,
     ) -> None:
         """Give `read` each tensor that is to be read, and where it is; `fail` gets errors.
 
-        If it `is_light`, only blocks are read where not all modules are.
+        If it `is_light`, only blocks are read where not all modules are. `budget` counts the time.
         """
         self._read = read
+        self._budget = budget
         self._usual = block_modules if is_light else computing_modules
         self._fail = fail
         self._hooks = ForwardHooks(self._before_module, self._after_module)
@@ -102,7 +109,7 @@ class Activations:
         return known[0] if self._is_close else known[1]
 
     def _before_module(self, watched: Watched, given: object) -> None:
-        with guard(self._fail):
+        with self._budget, guard(self._fail):
             for tensor in islice(tensors_in(given), _MOST_TENSORS):
                 known = self._known_reading(tensor)
                 if known is None:
@@ -113,7 +120,7 @@ class Activations:
                     known.consumers.append((watched.name, watched.kind))
 
     def _after_module(self, watched: Watched, output: object) -> None:
-        with guard(self._fail):
+        with self._budget, guard(self._fail):
             for tensor in islice(tensors_in(output), _MOST_TENSORS):
                 made = self._known_reading(tensor)
                 if made is None:
@@ -158,7 +165,7 @@ class Activations:
         def hook(gradients: Sequence[torch.Tensor | None]) -> None:
             if not self.is_in_backward or torch.compiler.is_compiling():
                 return
-            with guard(self._fail):
+            with self._budget, guard(self._fail):
                 gradient = gradients[number]
                 if gradient is not None:
                     self._read(_gradient_of(reading), gradient)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from distdiag.events.base import CallSite
-from distdiag.events.numerics import NonFinite, NonFinitePlace
+from distdiag.events.numerics import NonFinite, NonFinitePlace, Stage
 from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.gradients.leaves import Kept, Leaf, leaves_of
 from distdiag.probes.guard import guard, guarded
@@ -25,28 +25,38 @@ from distdiag.probes.models.own_steps import EVERY
 from distdiag.probes.models.registry import LiveModels, ModelNames
 from distdiag.probes.numerics.activations import Activations
 from distdiag.probes.numerics.bare_models import BareModels
+from distdiag.probes.numerics.budget import Budget
 from distdiag.probes.numerics.names import TensorNames
 from distdiag.probes.numerics.near_limits import NearLimits
 from distdiag.probes.numerics.ranges import (
+    Batch,
     PendingRanges,
     Reading,
-    parameter_reading,
+    batches_of,
     range_of,
-    ranges_of,
 )
-from distdiag.probes.numerics.windows import Window
+from distdiag.probes.numerics.windows import Detail, Window
 from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.tensors.by_identity import WeakMembers
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
 _FIRST_CLOSE: Final = 32
+_FIRST_CLOSE_ON_GPU: Final = 4
 _FIRST_CLOSE_IN_LIGHT: Final = 2
-"""At so many first steps all modules are read: most that begin wrong are wrong by then."""
+"""At so many first steps all modules are read: most that begin wrong are wrong by then. On a GPU,
+where the host launches a step in the time of some hundred readings, each takes twice as long."""
+_FIRST_USUAL: Final = 256
+"""On CPUs so many steps are read whatever it costs: trials and tests are no longer."""
+_FOR_GRADIENTS: Final = 2
+"""So many times the share may be spent where only gradients are read: without them a number that
+is made in a backward pass is seen in the next step only."""
 _MOST_READINGS: Final = 20_000
 """A step with more passes than that is not read to its end."""
 _MOST_WAITING: Final = 64
 _FIRST_TOLD: Final = 8
+
+_cuda: Any = torch.cuda  # some of it has no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,34 +74,34 @@ class Moments:
     step_ended: Signal[[]]
 
 
-def is_close(step: int, *, is_light: bool) -> bool:
-    """Say whether all modules are read at a step, and not only blocks of them."""
-    first = _FIRST_CLOSE_IN_LIGHT if is_light else _FIRST_CLOSE
-    return step < first or step % EVERY == 0 or step & (step - 1) == 0
-
-
 class NumericsProbe(Probe):
     """Reads the range of activations, gradients and parameters in each step."""
 
     name: ClassVar[str] = "numerics"
 
     def __init__(
-        self, recorder: Recorder, moments: Moments, models: LiveModels, *, is_light: bool = False
+        self,
+        recorder: Recorder,
+        moments: Moments,
+        models: LiveModels,
+        budget: Budget,
+        is_light: bool = False,
     ) -> None:
-        """Know of no step yet; `models` are those that there are."""
+        """Know of no step yet; `models` are those that there are, `budget` what it may cost."""
         super().__init__(recorder)
+        self._budget = budget
         self._moments = moments
         self._is_light = is_light
         self._models = ModelNames()
         self._names = TensorNames(models.roots, self._models)
-        self._activations = Activations(self._read, self.fail, is_light=is_light)
+        self._activations = Activations(self._read, self.fail, budget, is_light=is_light)
         self._bare = BareModels(models, self.enter, self.leave)
         self._near = NearLimits(recorder)
         self._inside: object = None
         self._entered: dict[int, nn.Module] = {}
         self._window: Window | None = None
         self._num_windows = 0
-        self._readings: list[tuple[Reading, list[torch.Tensor]]] = []
+        self._readings: list[tuple[Reading | Batch, list[torch.Tensor]]] = []
         self._pending: deque[tuple[PendingRanges, Window]] = deque()
         self._closed: deque[Window] = deque(maxlen=_MOST_WAITING)
         self._handles: list[Any] = []
@@ -152,7 +162,8 @@ class NumericsProbe(Probe):
     def enter(self, forward: object, root: nn.Module, given: object) -> None:
         """Begin to read a forward pass of the training, unless it is part of another one."""
         if self._inside is None and root.training and not self._activations.is_in_backward:
-            self._begin_forward(forward, root, given)
+            with self._budget:
+                self._begin_forward(forward, root, given)
 
     @guarded
     def _begin_forward(self, forward: object, root: nn.Module, given: object) -> None:
@@ -169,30 +180,36 @@ class NumericsProbe(Probe):
         self._poll()
         if window.is_close:
             self._read_state(root)
-        name = self._models.name(root)
-        self._activations.begin(root, name, given, is_close=window.is_close)
+        if window.detail >= Detail.USUAL:
+            name = self._models.name(root)
+            self._activations.begin(root, name, given, is_close=window.is_close)
 
     def leave(self, forward: object, output: object) -> None:
         """End the reading of this forward pass."""
         if self._inside is forward:
             self._inside = None
-            self._end_forward(output)
+            with self._budget:
+                self._end_forward(output)
 
     @guarded
     def _end_forward(self, output: object) -> None:
-        self._activations.end(output)
-        self._push()
+        if self._this_window().detail >= Detail.USUAL:
+            self._activations.end(output)
+            self._push()
 
     def _read_state(self, root: nn.Module) -> None:
         parameters, buffers = list(root.parameters()), list(root.buffers())
-        readings = [parameter_reading("parameter", each) for each in parameters]
-        readings += [parameter_reading("buffer", each) for each in buffers]
-        self._read_all(readings, [*parameters, *buffers])
+        self._read_all("parameter", parameters, parameters)
+        self._read_all("buffer", buffers, buffers)
 
     # Backward passes
 
     @guarded
     def _before_backward(self, outputs: object) -> None:
+        with self._budget:
+            self._look_before_backward(outputs)
+
+    def _look_before_backward(self, outputs: object) -> None:
         self._inside = None  # whatever became of it
         window = self._this_window()
         _, frames = self.recorder.backward or ((), ())
@@ -216,7 +233,7 @@ class NumericsProbe(Probe):
 
         def hook(gradient: torch.Tensor) -> None:
             if not torch.compiler.is_compiling() and not self.is_off:
-                with guard(self.fail):
+                with self._budget, guard(self.fail):
                     what = f"the gradient of its {name}"
                     reading = Reading("weight-gradient", model, module, "", what)
                     self._read(reading, leaf.of(gradient))
@@ -229,6 +246,10 @@ class NumericsProbe(Probe):
 
     @guarded
     def _after_backward(self, _: bool) -> None:
+        with self._budget:
+            self._look_after_backward()
+
+    def _look_after_backward(self) -> None:
         self._activations.is_in_backward = False
         self._activations.clear()
         self._let_go()
@@ -238,38 +259,61 @@ class NumericsProbe(Probe):
 
     @guarded
     def _before_update(self, optimizer: object, _: FrameType) -> None:
+        with self._budget:
+            self._look_before_update(optimizer)
+
+    def _look_before_update(self, optimizer: object) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             return
         held = [each for each in parameters_of(optimizer) if each.grad is not None]
         if self._reads_parameters or not held:  # a program may have dropped them all
             self._this_window().has_read_gradients = True
-            readings = [parameter_reading("gradient", each) for each in held]
-            self._read_all(readings, [each.grad for each in held if each.grad is not None])
+            gradients = [each.grad for each in held if each.grad is not None]
+            self._read_all("gradient", held, gradients)
             self._push()
 
     @guarded
     def _after_update(self, optimizer: object) -> None:
-        self._this_window().is_stepped = True
-        if self._reads_parameters and isinstance(optimizer, torch.optim.Optimizer):
+        with self._budget:
+            self._look_after_update(optimizer)
+
+    def _look_after_update(self, optimizer: object) -> None:
+        window = self._this_window()
+        window.is_stepped = True
+        is_read = self._reads_parameters and window.detail >= Detail.USUAL
+        if is_read and isinstance(optimizer, torch.optim.Optimizer):
             held = [each for each in parameters_of(optimizer) if each.grad is not None]
-            self._read_all([parameter_reading("update", each) for each in held], held)
+            self._read_all("update", held, held)
 
     @property
     def _reads_parameters(self) -> bool:
-        return not self._is_light or self._this_window().is_close
+        detail = self._this_window().detail
+        return detail is Detail.CLOSE or (not self._is_light and detail is not Detail.LOSS)
 
     @guarded
     def _after_step(self) -> None:
-        self._close()
+        with self._budget:
+            self._close()
 
     # Reading
 
     def _this_window(self) -> Window:
         if self._window is None:
             step = self.recorder.step
-            self._window = Window(step, self._num_windows, is_close(step, is_light=self._is_light))
+            self._window = Window(step, self._num_windows, self._detail_at(step))
             self._num_windows += 1
         return self._window
+
+    def _detail_at(self, step: int) -> Detail:
+        on_gpu = torch.cuda.is_available() and _cuda.is_initialized()
+        first = _FIRST_CLOSE_ON_GPU if on_gpu else _FIRST_CLOSE
+        if step < (_FIRST_CLOSE_IN_LIGHT if self._is_light else first):
+            return Detail.CLOSE
+        is_trial = not on_gpu and not self._is_light and step < _FIRST_USUAL
+        if not is_trial and not self._budget.is_left():
+            may_read = not self._is_light and self._budget.is_left(_FOR_GRADIENTS)
+            return Detail.GRADIENTS if may_read else Detail.LOSS
+        return Detail.CLOSE if step % EVERY == 0 or step & (step - 1) == 0 else Detail.USUAL
 
     def _read(self, reading: Reading, tensor: torch.Tensor) -> None:
         found = range_of(tensor) if self._has_room else None
@@ -277,17 +321,18 @@ class NumericsProbe(Probe):
             reading.dtype = tensor.dtype
             self._add(reading, found)
 
-    def _read_all(self, readings: list[Reading], tensors: Sequence[torch.Tensor]) -> None:
+    def _read_all(
+        self, stage: Stage, parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> None:
         if self._has_room:
-            for reading, found in zip(readings, ranges_of(tensors), strict=True):
-                if found is not None:
-                    self._add(reading, found)
+            for reading, found in batches_of(stage, parameters, tensors):
+                self._add(reading, found)
 
     @property
     def _has_room(self) -> bool:
         return self._this_window().num_readings < _MOST_READINGS
 
-    def _add(self, reading: Reading, values: list[torch.Tensor]) -> None:
+    def _add(self, reading: Reading | Batch, values: list[torch.Tensor]) -> None:
         window = self._this_window()
         reading.number, reading.forward = window.next_number(), window.forward
         self._readings.append((reading, values))
@@ -305,7 +350,7 @@ class NumericsProbe(Probe):
     def _poll(self) -> None:
         while self._pending:
             pending, window = self._pending[0]
-            found = pending.take()
+            found = pending.take(are_all_wanted=bool(len(self._spoilt)))
             if found is None:
                 break
             self._pending.popleft()

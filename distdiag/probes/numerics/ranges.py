@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -84,41 +84,71 @@ def range_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     return list(torch.aminmax(local))
 
 
-def ranges_of(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor] | None]:
-    """Return the same of many tensors, with few kernels on a GPU: there the maximum norm, twice."""
-    found: list[list[torch.Tensor] | None] = [None] * len(tensors)
-    on_gpu: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    locals_ = [local_part(tensor).detach() for tensor in tensors]
-    for index, local in enumerate(locals_):
-        if local.device.type != "cuda":
-            found[index] = range_of(local)
-        elif local.dtype in _READ and is_readable(local) and local.numel():
-            on_gpu.setdefault((local.device, local.dtype), []).append(index)
-    for indices in on_gpu.values():
-        norms = torch._foreach_norm([locals_[index] for index in indices], math.inf)
-        for index, norm in zip(indices, norms, strict=True):
-            found[index] = [norm]
-    return found
+@dataclass(slots=True)
+class Batch:
+    """Many parameters, or their gradients, that are read at once; they get readings if need be."""
+
+    stage: Stage
+    parameters: list[weakref.ref[torch.Tensor]]
+    number: int = 0
+    forward: int = 0
+
+    def readings(self, values: Sequence[float], *, are_all_wanted: bool) -> Iterator[Reading]:
+        """Yield those whose values are not finite, or all."""
+        for parameter, value in zip(self.parameters, values, strict=True):
+            if are_all_wanted or not math.isfinite(value):
+                made = Reading(self.stage, "", "", "", "", self.number, self.forward)
+                made.parameter, made.low, made.high = parameter, value, value
+                yield made
+
+
+def batches_of(
+    stage: Stage, parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> Iterator[tuple[Batch | Reading, list[torch.Tensor]]]:
+    """Yield what reads tensors that belong to parameters, with few kernels on a GPU.
+
+    There the maximum norm takes the place of the least and the greatest value.
+    """
+    on_gpu: dict[tuple[torch.device, torch.dtype], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for parameter, tensor in zip(parameters, tensors, strict=True):
+        local = local_part(tensor).detach()
+        if local.device.type == "cuda":
+            if local.dtype in _READ and is_readable(local) and local.numel():
+                on_gpu.setdefault((local.device, local.dtype), []).append((parameter, local))
+        elif (found := range_of(tensor)) is not None:
+            yield parameter_reading(stage, parameter), found
+    for held in on_gpu.values():
+        norms = torch._foreach_norm([local for _, local in held], math.inf)
+        batch = Batch(stage, [weakref.ref(parameter) for parameter, _ in held])
+        yield batch, [torch.stack(norms)]
 
 
 class PendingRanges:
     """Readings whose values may not be there yet."""
 
-    def __init__(self, readings: list[tuple[Reading, list[torch.Tensor]]]) -> None:
+    def __init__(self, readings: list[tuple[Reading | Batch, list[torch.Tensor]]]) -> None:
         """Begin to bring the values to the host."""
         self._readings = [(reading, len(tensors)) for reading, tensors in readings]
         self._values = PendingValues([each for _, tensors in readings for each in tensors])
 
-    def take(self) -> list[Reading] | None:
-        """Return the readings with their values, None if they are not there yet; never wait."""
+    def take(self, *, are_all_wanted: bool = True) -> list[Reading] | None:
+        """Return the readings with their values, None if they are not there yet; never wait.
+
+        Of batches those of finite values are left out unless all are wanted.
+        """
         found = self._values.take()
         if found is None:
             return None
         values = iter(found)
+        readings: list[Reading] = []
         for reading, number in self._readings:
+            if isinstance(reading, Batch):
+                readings += reading.readings(next(values), are_all_wanted=are_all_wanted)
+                continue
             bounds = [next(values)[0] for _ in range(number)]
             reading.low, reading.high = bounds[0], bounds[-1]
-        return [reading for reading, _ in self._readings]
+            readings.append(reading)
+        return readings
 
 
 def parameter_reading(stage: Stage, parameter: torch.Tensor) -> Reading:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Final
 
 from distdiag.events.base import CallSite
@@ -17,17 +18,26 @@ _RETURNED: Final = ("backward", "weight-gradient")
 _APPLIED: Final = ("gradient", "update")
 
 
+class Detail(IntEnum):
+    """How much of a step is read."""
+
+    LOSS = 0
+    GRADIENTS = 1  # the loss, and the gradients as an optimizer finds them
+    USUAL = 2  # the modules that compute, or blocks of them in the profile `light`, too
+    CLOSE = 3  # all modules, their inputs, and each rank's own gradients
+
+
 @dataclass(slots=True)
 class Window:
     """The forward and backward passes that lead to one step of the optimizers.
 
-    `forward` numbers the forward passes since the last backward pass; `is_close`: all modules are
-    read, and not only blocks.
+    `forward` numbers the forward passes since the last backward pass. `detail` is how much of them
+    is read.
     """
 
     step: int
     number: int
-    is_close: bool
+    detail: Detail
     site: CallSite = field(default_factory=lambda: CallSite(()))
     num_readings: int = 0
     forward: int = 0
@@ -45,6 +55,11 @@ class Window:
     num_found: int = 0
     told: tuple[Outcome, int] | None = None
     has_read_gradients: bool = False
+
+    @property
+    def is_close(self) -> bool:
+        """Whether all that can be read is."""
+        return self.detail is Detail.CLOSE
 
     def next_number(self) -> int:
         """Return the place of the next reading in the order of the step."""

@@ -97,6 +97,11 @@ def test_types_that_differ_between_ranks_are_named():
     assert not findings(TypeMismatch, view(looks(moving()), looks(moving("other.weight"))))
 
 
+def test_a_rank_whose_part_is_empty_has_no_type_that_differs():
+    own = moving(state=(("exp_avg", "float32"),))
+    assert not findings(TypeMismatch, view(looks(moving()), looks(own)))
+
+
 def test_gradients_that_were_always_zero_are_a_warning():
     none = looks(moving(gradient_norm=0.0))
     assert severities(VanishedGradient, view(none, none)) == [Severity.WARNING]

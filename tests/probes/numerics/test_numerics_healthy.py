@@ -208,6 +208,7 @@ def test_no_hook_is_left_on_modules_between_forward_passes(probe):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_no_call_waits_for_a_gpu(probe):
     model = Model().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
