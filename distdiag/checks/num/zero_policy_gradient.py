@@ -49,6 +49,7 @@ class ZeroPolicyGradient(Check[LossView | LoggedView]):
     code = "NUM035"
     name = "zero-policy-gradient"
     severity = Severity.WARNING
+    explains = ("NUM015",)
 
     def check(self, view: LossView | LoggedView) -> Iterator[Finding]:
         """Look at the gradient of the ratio, or at the logged norm, beside the rewards."""
