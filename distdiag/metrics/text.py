@@ -11,9 +11,9 @@ import msgspec
 from distdiag.findings.finding import Severity
 from distdiag.metrics.assertions import Verdict
 from distdiag.metrics.compare import Comparison
-from distdiag.metrics.joining import Run
 from distdiag.metrics.judging import Judgement, Observation
 from distdiag.metrics.judging.observation import Point, spell_step, spell_value
+from distdiag.metrics.runs import Run
 from distdiag.metrics.summary import Row, main_track, sparkline
 from distdiag.reports.base import short, visible
 

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track, beside
 from distdiag.metrics.judging.noise import (
     Floats,
     expected_beyond,
@@ -29,6 +28,7 @@ from distdiag.metrics.judging.observation import (
     spell_value,
 )
 from distdiag.metrics.judging.telling import at_most_note, observe, point
+from distdiag.metrics.runs import Run, Track, beside
 
 FEWEST: Final = 30
 """A tail needs ten values below the spikes, and the level 25 around them."""

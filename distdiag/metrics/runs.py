@@ -96,7 +96,7 @@ def beside(track: Track, role: str) -> Track | None:
     return Track(track.run, track.curves, series, role)
 
 
-def join(curves: Iterable[Curves]) -> tuple[Run, ...]:
+def runs_of(curves: Iterable[Curves]) -> tuple[Run, ...]:
     """Put curves together into runs.
 
     One file is one run. Files of one folder and one format are one run, too, if each names ranks
