@@ -10,7 +10,8 @@ import numpy as np
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Severity
 from distdiag.metrics.judging import Judgement
-from distdiag.metrics.runs import Floats, Run, Track
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Floats
 from distdiag.metrics.summary import MAIN, rows_of
 from distdiag.reports.base import cut, visible
 
