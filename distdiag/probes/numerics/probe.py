@@ -25,9 +25,9 @@ from distdiag.probes.models.own_steps import EVERY
 from distdiag.probes.models.registry import LiveModels, ModelNames
 from distdiag.probes.numerics.activations import Activations
 from distdiag.probes.numerics.bare_models import BareModels
-from distdiag.probes.numerics.names import TensorNames
-from distdiag.probes.numerics.near_limits import NearLimits
+from distdiag.probes.numerics.modules import TensorNames
 from distdiag.probes.numerics.ranges import (
+    NearLimits,
     PendingRanges,
     Reading,
     parameter_reading,
