@@ -9,7 +9,7 @@ from distdiag.findings.finding import Evidence, Finding, Location, Report, Sever
 from distdiag.reports.base import Reporter, cut, short, visible
 from distdiag.reports.gate import hint
 from distdiag.reports.places import relative_path
-from distdiag.reports.words import by_severity, ending_of, found_phrase
+from distdiag.reports.words import by_severity, count, ending_of, found_phrase
 
 LONGEST: Final = 60_000
 """GitHub takes 65,536 characters in a comment; what comes after is named and left out."""
@@ -110,9 +110,8 @@ def _folded_notes(notes: list[Finding]) -> Iterator[str]:
             f"- {_code(note.code)}{_at(note.location)}: {_plain(note.message)}"
             for note in notes[:MOST_IGNORED]
         ]
-        count = f"{len(notes)} note{'s' * (len(notes) != 1)}"
         lines = "\n".join(rows)
-        yield f"<details><summary>{count}</summary>\n\n{lines}\n\n</details>"
+        yield f"<details><summary>{count(len(notes), 'note')}</summary>\n\n{lines}\n\n</details>"
 
 
 def _foot(report: Report) -> Iterator[str]:
