@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from distdiag.metrics.joining import join
 from distdiag.metrics.judging.observation import spell_step, spell_value
 from distdiag.metrics.memory import MemoryUse, memory_use
 from distdiag.metrics.reading import read
+from distdiag.metrics.runs import runs_of
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     reading = read(given.logs)
     for problem in reading.problems:
         print(problem, file=sys.stderr)
-    tracks = [track for run in join(reading.curves) for track in run.tracks("memory")]
+    tracks = [track for run in runs_of(reading.curves) for track in run.tracks("memory")]
     uses = [use for track in tracks if (use := memory_use(track, given.limit)) is not None]
     if not uses:
         print("no series of memory was found", file=sys.stderr)

@@ -16,10 +16,10 @@ from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Severity
 from distdiag.metrics.assertions import check
 from distdiag.metrics.compare import Comparison, compare
-from distdiag.metrics.joining import Run, join
 from distdiag.metrics.judging import judge_runs
 from distdiag.metrics.picture import draw
 from distdiag.metrics.reading import read
+from distdiag.metrics.runs import Run, runs_of
 from distdiag.metrics.summary import rows_of
 from distdiag.metrics.text import MARKS, PLAIN_MARKS, Shown, lines_of
 from distdiag.record.wire import plain
@@ -141,7 +141,7 @@ def _runs_of(paths: tuple[Path, ...], problems: list[str]) -> tuple[Run, ...]:
         raise UsageError("name at least one log: distdiag metrics LOG...")
     reading = read(paths)
     problems += [str(problem) for problem in reading.problems]
-    runs = join(reading.curves)
+    runs = runs_of(reading.curves)
     if not runs:
         reasons = f" ({'; '.join(map(str, reading.problems[:3]))})" if reading.problems else ""
         raise UsageError(f"no curve was found in {', '.join(map(str, paths))}{reasons}")

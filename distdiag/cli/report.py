@@ -24,8 +24,8 @@ from distdiag.findings.ignores import Ignores
 from distdiag.replay import replay_source
 from distdiag.reports import one_line, read_report
 from distdiag.reports.base import visible
-from distdiag.reports.formats.markdown import ENDINGS, found_phrase
 from distdiag.reports.gate import Gate
+from distdiag.reports.words import by_severity, ending_of, found_phrase
 
 REPLAY: Final = "pytest"
 """The word for a test that replays a finding; it is no form of a report."""
@@ -133,9 +133,8 @@ def _show(path: Path, options: _Options, formats: Sequence[str]) -> int:
 def _show_briefly(path: Path, options: _Options) -> int:
     """Show one of several runs: its verdict, and a line for each finding that is no note."""
     report = _read(path, options)
-    click.echo(f"{visible(str(path))}: {found_phrase(report)}; {ENDINGS[report.run.outcome]}")
-    order = sorted(report.findings, key=lambda finding: -finding.severity.weight)
-    for finding in order:
+    click.echo(f"{visible(str(path))}: {found_phrase(report)}; {ending_of(report)}")
+    for finding in by_severity(report.findings):
         if finding.severity is not Severity.INFO or options["verbose"]:
             click.echo(f"  {one_line(finding).removeprefix('distdiag: ')}")
     return report.exit_status or 0

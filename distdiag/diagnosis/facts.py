@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from distdiag.diagnosis.causes import Evidence
 from distdiag.diagnosis.curves import BLOWN_UP, NOT_LEARNING, SICK, Measured
@@ -18,6 +17,7 @@ from distdiag.diagnosis.documents import Document, Documents, short_of
 from distdiag.diagnosis.program import Program, read_program
 from distdiag.diagnosis.settings import Settings
 from distdiag.metrics.judging import Kind
+from distdiag.metrics.series import Floats
 
 RUN: Final = ("error_messages", "training_logs")
 """The artifacts in which a program speaks, the shorter first."""
@@ -122,11 +122,11 @@ class Facts:
         return ()
 
 
-def _begin(values: npt.NDArray[np.float64]) -> float:
+def _begin(values: Floats) -> float:
     return float(np.nanmedian(values[: max(len(values) // 10, 3)]))
 
 
-def _end(values: npt.NDArray[np.float64]) -> float:
+def _end(values: Floats) -> float:
     return float(np.nanmedian(values[-max(len(values) // 10, 3) :]))
 
 

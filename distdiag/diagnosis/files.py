@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from distdiag.events.errors import DamagedFileError
+from distdiag.record.regular_file import open_regular
 
 HEAD_BYTES: Final = 8 << 20
 TAIL_BYTES: Final = 24 << 20
@@ -75,14 +75,10 @@ def _opened(path: Path) -> BinaryIO:
     try:
         if any(str(path.resolve()).startswith(f"{root}/") for root in _FOREIGN):
             raise DamagedFileError(f"{path}: not a regular file")
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return os.fdopen(descriptor, "rb")
-        os.close(descriptor)
+        return open_regular(path)
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DamagedFileError(f"{path}: cannot be read: {reason}") from None
-    raise DamagedFileError(f"{path}: not a regular file")
 
 
 def _pieces(file: BinaryIO, *, is_packed: bool = False) -> tuple[Piece, ...]:

@@ -8,7 +8,7 @@ import msgspec
 
 from distdiag.events.errors import UNDECODABLE, UsageError
 from distdiag.findings.finding import Finding
-from distdiag.findings.fingerprint import fingerprint_of
+from distdiag.findings.fingerprint import encodable, fingerprint_of
 
 VERSION: Final = 1
 LARGEST: Final = 64 << 20
@@ -65,15 +65,11 @@ def _known(finding: Finding) -> KnownFinding:
     place = f"{Path(location.file).name}:{location.line}" if location else ""
     return KnownFinding(
         fingerprint=fingerprint_of(finding),
-        code=_plain(finding.code),
-        name=_plain(finding.name),
-        place=_plain(place),
-        message=_plain(finding.message)[:LONGEST_MESSAGE],
+        code=encodable(finding.code),
+        name=encodable(finding.name),
+        place=encodable(place),
+        message=encodable(finding.message)[:LONGEST_MESSAGE],
     )
-
-
-def _plain(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def encode_baseline(baseline: Baseline) -> bytes:

@@ -32,9 +32,9 @@ def fingerprint_of(finding: Finding) -> str:
     """
     location = finding.location
     parts = (
-        _encodable(finding.code),
+        encodable(finding.code),
         sorted({_clean(subject) for subject in finding.subjects}),
-        _encodable(location.function) if location else "",
+        encodable(location.function) if location else "",
         _tokens(location.source) if location else [],
     )
     text = msgspec.json.encode(parts, enc_hook=str, order="sorted")
@@ -43,13 +43,13 @@ def fingerprint_of(finding: Finding) -> str:
 
 def _clean(subject: str) -> str:
     name = PurePosixPath(subject).name if subject.startswith("/") else subject
-    return _encodable(name)
+    return encodable(name)
 
 
 def _tokens(source: str) -> list[str]:
     """Return the words and signs of a line; of one that is no whole statement, up to its end."""
     found: list[str] = []
-    line = _encodable(source[:LONGEST_SOURCE])
+    line = encodable(source[:LONGEST_SOURCE])
     try:
         for token in tokenize.generate_tokens(io.StringIO(line).readline):
             if token.type not in _LAYOUT:
@@ -59,5 +59,6 @@ def _tokens(source: str) -> list[str]:
     return found
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can hold: what it cannot is spelled out."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.events.base import Frame
-from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.live.job_dump import JobDump
-from distdiag.reports.base import cut, short, visible
+from distdiag.reports.base import cut, phrase, visible
 from distdiag.views.stack_tree import MAIN, Parting, StackGroup, StackTree, parted
 
 MOST_GROUPS: Final = 12
@@ -36,11 +35,11 @@ def _headline(dump: JobDump, tree: StackTree) -> str:
 
 def _missing(dump: JobDump, tree: StackTree) -> Iterator[str]:
     for reason, ranks in tree.unread.items():
-        yield f"  {_phrase(ranks)}: no stacks: {reason}"
+        yield f"  {phrase(ranks)}: no stacks: {reason}"
     if dump.absent:
-        yield f"  {_phrase(dump.absent)}: no process was found where this command looked"
+        yield f"  {phrase(dump.absent)}: no process was found where this command looked"
     if dump.repeated:
-        yield f"  {_phrase(dump.repeated)}: found more than once; one that could be read is shown"
+        yield f"  {phrase(dump.repeated)}: found more than once; one that could be read is shown"
 
 
 def _groups(tree: StackTree, thread: str) -> Iterator[str]:
@@ -58,15 +57,15 @@ def _group(group: StackGroup) -> Iterator[str]:
     location = user_location(group.frames)
     innermost = group.frames[0] if group.frames else None
     if location is not None:
-        yield f"  {_phrase(group.ranks)}: {location} in {location.function}"
+        yield f"  {phrase(group.ranks)}: {location} in {location.function}"
         if location.source:
             yield f"      {location.source}"
         if innermost is not None and not innermost.user:
             yield f"      now in {_place(innermost)}"
     elif innermost is not None:
-        yield f"  {_phrase(group.ranks)}: no line of the user's code; now in {_place(innermost)}"
+        yield f"  {phrase(group.ranks)}: no line of the user's code; now in {_place(innermost)}"
     else:
-        yield f"  {_phrase(group.ranks)}: no Python frame"
+        yield f"  {phrase(group.ranks)}: no Python frame"
 
 
 def _parting(parting: Parting) -> Iterator[str]:
@@ -76,17 +75,13 @@ def _parting(parting: Parting) -> Iterator[str]:
         yield "  paths part at the outermost frame:"
     for branch in parting.branches[:MOST_GROUPS]:
         goes = _place(branch.frame) if branch.frame is not None else "goes no deeper"
-        yield f"      {_phrase(branch.ranks)}: {goes}"
+        yield f"      {phrase(branch.ranks)}: {goes}"
     if len(parting.branches) > MOST_GROUPS:
         yield f"      and {_count(len(parting.branches) - MOST_GROUPS, 'smaller branch', 'es')}"
 
 
 def _place(frame: Frame) -> str:
     return f"{frame.function} ({frame.file}:{frame.line})"
-
-
-def _phrase(ranks: RankSet) -> str:
-    return f"rank {ranks}" if len(ranks) == 1 else f"ranks {short(ranks)}"
 
 
 def _count(number: int, word: str, plural: str = "s") -> str:

@@ -12,10 +12,10 @@ import numpy as np
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Severity
 from distdiag.metrics.cutting import steps_of, up_to
-from distdiag.metrics.joining import Run, Track
 from distdiag.metrics.judging import Judgement, Kind, judge_runs
 from distdiag.metrics.judging.noise import noise_of
 from distdiag.metrics.judging.observation import spell_step, spell_value
+from distdiag.metrics.runs import Run, Track
 
 FINAL_VALUES: Final = 5
 """The final level of a series is the median of so many values."""

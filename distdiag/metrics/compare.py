@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from distdiag.metrics.cutting import settled
-from distdiag.metrics.joining import Floats, Run, Track
 from distdiag.metrics.judging.noise import mad_sigma, noise_of, running_median
 from distdiag.metrics.judging.observation import Point, spell_step, spell_value
 from distdiag.metrics.judging.telling import point
 from distdiag.metrics.judging.trends import departure
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Floats
 from distdiag.metrics.summary import MAIN
 
 HALF: Final = 5

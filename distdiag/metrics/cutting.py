@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from distdiag.metrics.joining import Run
+from distdiag.metrics.runs import Run
 from distdiag.metrics.series import Curves, Series
 
 

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from distdiag.events.ranks import RankSet
-from distdiag.metrics.joining import Track
 from distdiag.metrics.judging.noise import noise_of
 from distdiag.metrics.judging.observation import Point
 from distdiag.metrics.judging.telling import point
+from distdiag.metrics.runs import Track
 
 WARMUP: Final = 0.2
 """Caches, optimizer states and compiled graphs fill up in the first steps."""

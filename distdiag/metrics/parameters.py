@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
+from distdiag.record.regular_file import open_regular
 
 LONGEST_HEADER: Final = 100_000_000
 """The limit that safetensors itself sets to the header of a file, in bytes."""
@@ -78,7 +79,7 @@ def shapes_in_safetensors(paths: Iterable[Path]) -> dict[str, Shape]:
 
 def _header(path: Path) -> dict[str, Shape]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if length > LONGEST_HEADER:
                 raise DamagedFileError(f"{path}: not a safetensors file: its header is too long")

@@ -9,8 +9,9 @@ import numpy as np
 
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Floats, Run, Track
 from distdiag.metrics.judging import Judgement
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Floats
 from distdiag.metrics.summary import MAIN, rows_of
 from distdiag.reports.base import cut, visible
 

@@ -13,7 +13,7 @@ from distdiag.metrics.readers.files import (
     is_named_so,
 )
 from distdiag.metrics.readers.formats import curves_of
-from distdiag.metrics.readers.joining import joined
+from distdiag.metrics.readers.parts_of_runs import put_together
 from distdiag.metrics.series import Curves
 
 
@@ -62,7 +62,7 @@ def read(paths: Iterable[str | Path]) -> Reading:
             elif not found.remarks:
                 found.say("holds no curve in a format that is known")
             problems += [Problem(file, line, why) for line, why in found.remarks]
-    return Reading(joined(curves), tuple(problems), tuple(dict.fromkeys(files)))
+    return Reading(put_together(curves), tuple(problems), tuple(dict.fromkeys(files)))
 
 
 def _is_prose(curves: Sequence[Curves]) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
@@ -21,10 +23,10 @@ class Series:
     """
 
     name: str
-    steps: npt.NDArray[np.float64]
-    values: npt.NDArray[np.float64]
+    steps: Floats
+    values: Floats
     lines: npt.NDArray[np.int64]
-    times: npt.NDArray[np.float64] | None = None
+    times: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.values)

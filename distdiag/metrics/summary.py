@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from distdiag.events.ranks import RankSet
-from distdiag.metrics.joining import Floats, Run, Track
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Floats
 
 MAIN: Final = (
     *("loss", "val_loss", "grad_norm", "lr", "reward", "entropy", "kl"),

@@ -11,11 +11,12 @@ import msgspec
 from distdiag.findings.finding import Severity
 from distdiag.metrics.assertions import Verdict
 from distdiag.metrics.compare import Comparison
-from distdiag.metrics.joining import Run
 from distdiag.metrics.judging import Judgement, Observation
 from distdiag.metrics.judging.observation import Point, spell_step, spell_value
+from distdiag.metrics.runs import Run
 from distdiag.metrics.summary import Row, main_track, sparkline
 from distdiag.reports.base import short, visible
+from distdiag.reports.words import count, severity_word
 
 MARKS: Final = "▁▂▃▄▅▆▇█"
 PLAIN_MARKS: Final = "_.-~=+*#"
@@ -61,32 +62,24 @@ def lines_of(
             yield from _observation(each, width, several=len(runs) > 1)
         if len(seen) > MOST_SHOWN:
             yield "", ""
-            yield f"and {_count(len(seen) - MOST_SHOWN, 'more ' + _word(severity))}", ""
+            yield f"and {count(len(seen) - MOST_SHOWN, 'more ' + severity_word(severity))}", ""
     if shown.assertions:
         yield "", ""
     for verdict in shown.assertions:
         yield from _assertion(verdict, width)
 
 
-def _word(severity: Severity) -> str:
-    return "note" if severity is Severity.INFO else str(severity)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
 def _verdict(shown: Shown, num_runs: int) -> Iterator[Line]:
     seen = shown.judgement.observations
     counts = [
-        _count(number, _word(severity))
+        count(number, severity_word(severity))
         for severity in Severity
         if (number := sum(each.severity is severity for each in seen))
     ]
     found = ", ".join(counts) or "nothing found"
     failed = sum(not verdict.holds for verdict in shown.assertions)
-    more = f"; {_count(failed, 'assertion')} not met" if failed else ""
-    yield f"distdiag: {found} in {_count(num_runs, 'run')}{more}.", "bold"
+    more = f"; {count(failed, 'assertion')} not met" if failed else ""
+    yield f"distdiag: {found} in {count(num_runs, 'run')}{more}.", "bold"
 
 
 def _run(run: Run, rows: list[Row], width: int, marks: str) -> Iterator[Line]:
@@ -94,8 +87,8 @@ def _run(run: Run, rows: list[Row], width: int, marks: str) -> Iterator[Line]:
     ranks = sorted({curves.rank for curves in run.curves if curves.rank is not None})
     attempts = len({curves.attempt for curves in run.curves})
     parts = [f"{run.name}: {formats}"]
-    parts += [_count(len(ranks), "rank")] if ranks else []
-    parts += [_count(attempts, "attempt")] if attempts > 1 else []
+    parts += [count(len(ranks), "rank")] if ranks else []
+    parts += [count(attempts, "attempt")] if attempts > 1 else []
     yield visible(", ".join(parts)), "bold"
     track = main_track(run, [row.series for row in rows])
     if track is not None:

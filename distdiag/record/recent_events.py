@@ -13,6 +13,7 @@ from distdiag.events.collectives import Collective, CollectiveState
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import RankStarted
 from distdiag.record.event_file import HEADER, LENGTH, MAGIC, MARKED, START
+from distdiag.record.regular_file import read_regular
 from distdiag.record.wire import MAX_RECORD, STATES, EventDecoder, Interner
 
 MOST_SEGMENTS: Final = 8
@@ -96,7 +97,7 @@ def _started(segments: list[Path], rank: int) -> RankStarted | None:
 def _records(path: Path, most: int = 1 << 30) -> tuple[list[_Record], str]:
     """Return the records of a segment, and what is wrong with it."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         return [], f"{path}: cannot be read: {error.strerror}"
     if len(data) < HEADER.size or data[: HEADER.size] == bytes(HEADER.size):

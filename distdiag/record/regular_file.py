@@ -16,10 +16,12 @@ def open_regular(path: Path) -> BinaryIO:
 
     Raises:
         OSError: it cannot be read, or is a pipe, a device or a folder.
+        ValueError: no file can have such a name.
 
     """
     # Without O_NONBLOCK a pipe that nobody writes to is waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -1,6 +1,5 @@
 """Builds the one report of a run, keeps it on disk while the run goes on, and gives the verdict."""
 
-import errno
 import logging
 import os
 import platform
@@ -35,6 +34,7 @@ from distdiag.record.redaction import redacted
 from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomically
 from distdiag.reports import load_reporter, one_line, write_report
 from distdiag.reports.base import Reporter, append_to_its_file, visible
+from distdiag.reports.formats.json import FULL
 from distdiag.reports.gate import gate_of, hint, script_status
 from distdiag.reports.surface import surface_of
 from distdiag.views.rank_states import RankState, RankStatus, last_act
@@ -42,7 +42,6 @@ from distdiag.views.rank_states import RankState, RankStatus, last_act
 _log = logging.getLogger(__name__)
 
 RESERVE_BYTES: Final = 512 << 10
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RunReporter:
@@ -151,7 +150,7 @@ class RunReporter:
             try:
                 write_atomically(path, data)
             except OSError as error:
-                if error.errno not in _FULL:
+                if error.errno not in FULL:
                     raise
                 self.release()
                 write_atomically(path, data)

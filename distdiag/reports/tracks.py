@@ -22,8 +22,8 @@ from distdiag.events.lifecycle import (
     Signalled,
     StepEnd,
 )
+from distdiag.record.recent_events import RecentEvents
 from distdiag.reports.base import cut, visible
-from distdiag.reports.rank_records import RankRecords
 
 TraceEvent = dict[str, Any]
 
@@ -55,16 +55,16 @@ class RankTracks:
     as the call in which a rank hangs, is drawn up to there.
     """
 
-    def __init__(self, records: RankRecords, shift_ns: int, end_ns: int) -> None:
-        self.rank = records.rank
-        self._records = records
+    def __init__(self, rank: int, recent: RecentEvents, shift_ns: int, end_ns: int) -> None:
+        self.rank = rank
+        self._recent = recent
         self._shift_ns = shift_ns
         self._end_ns = end_ns
         self._threads: dict[str, int] = {}
 
     def events(self, noted: Sequence[Event]) -> Iterator[TraceEvent]:
         """Yield all that happened on this rank; `noted` is what the monitor saw of all ranks."""
-        events = self._records.events
+        events = self._recent.events
         yield from self._steps(events)
         yield from self._calls(events)
         yield from self._store_waits(events)
@@ -77,7 +77,7 @@ class RankTracks:
 
     def at_step(self, step: int | None) -> int:
         """Return when a step ended on this rank, or its last event, on its own clock."""
-        events = self._records.events
+        events = self._recent.events
         ends = (e.time_ns for e in events if isinstance(e, StepEnd) and e.step == step)
         last = events[-1].time_ns if events else self._end_ns
         return next(ends, last)
@@ -177,7 +177,7 @@ class RankTracks:
 
     def _names(self) -> Iterator[TraceEvent]:
         """Yield what the tracks of this rank are called, and their order."""
-        started = self._records.started
+        started = self._recent.started
         host = f" on {started.hostname}, pid {started.pid}" if started else ""
         yield self._name("process_name", 0, f"rank {self.rank}{host}")
         yield {"ph": "M", "name": "process_sort_index", "pid": self.rank} | {

@@ -95,6 +95,12 @@ def counts(findings: Sequence[Finding]) -> str:
     return ", ".join(found)
 
 
+def found_phrase(report: Report) -> str:
+    """Return ``1 error, 2 notes``, or that nothing was found or checked."""
+    nothing = "nothing found" if report.checked else "nothing was checked"
+    return counts(report.findings) or nothing
+
+
 def severity_word(severity: Severity) -> str:
     """Return what a person calls it: a finding of severity info is a note."""
     return "note" if severity is Severity.INFO else str(severity)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distdiag.metrics.compare import compare
-from distdiag.metrics.joining import Run, join
+from distdiag.metrics.runs import Run, runs_of
 from tests.metrics.judging.healthy import KINDS, curves_of, decay, noise
 
 
@@ -73,7 +73,7 @@ def test_a_later_attempt_replaces_what_it_repeats():
         curves_of({"loss": (steps[:60], wrong)}),
         curves_of({"loss": (steps[50:], loss[50:])}, attempt=1),
     ]
-    (run,) = join(attempts)
+    (run,) = runs_of(attempts)
     (parting,) = compare(run, Run("b", (curves_of({"loss": loss}),))).partings
     assert parting.first_difference is None
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from distdiag.events.errors import DamagedFileError
-from distdiag.metrics.joining import Run
 from distdiag.metrics.memory import memory_use
 from distdiag.metrics.parameters import count_parameters, shapes_in_safetensors
+from distdiag.metrics.runs import Run
 from tests.metrics.judging.healthy import curves_of
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from distdiag.record.status_page import StatusPage
 from distdiag.reports.formats import perfetto
 from distdiag.reports.formats.perfetto import PerfettoReporter
 from distdiag.reports.profiler_trace import ProfilerTrace
-from distdiag.reports.rank_records import read_ranks
+from distdiag.reports.recording import Bounds, read_recording
 from distdiag.transports.journal import Journal
 from tests.reports.samples import HOSTILE, make_finding, make_report
 
@@ -147,8 +147,8 @@ def test_hosts_are_laid_on_one_time_and_the_ranks_of_one_share_its_clock(run_dir
         Rank(run_dir, number, host=host, ahead_ns=ahead_ns)
     trace = trace_of(run_dir)
     starts = [on_track(trace, rank, 4)[0]["ts"] for rank in range(3)]
-    records = {each.rank: each for each in read_ranks(run_dir, 100)}
-    own = [records[rank].started.time_ns for rank in range(3)]
+    by_rank = read_recording(run_dir.root, Bounds(100, 100)).by_rank
+    own = [by_rank[rank].started.time_ns for rank in range(3)]
     # The clock of host a is read once, so the second rank is where the kernel's clock puts it.
     assert starts[1] - starts[0] == pytest.approx((own[1] - own[0]) / 1000, abs=0.01)
     assert starts[2] - starts[0] == pytest.approx(9000, abs=0.01)

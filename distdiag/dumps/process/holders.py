@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from distdiag.dumps.base import RankDumpSource, StackSource
 from distdiag.dumps.process.kernel import Task, descendants
 from distdiag.dumps.process.locks import has_lock, has_pipe, lock_of_descriptor, read_locks
-from distdiag.dumps.process.proc import command_of, proc_text, read_process
+from distdiag.dumps.process.proc import all_pids, command_of, proc_text, read_process
 from distdiag.events.base import Value
 from distdiag.events.files import FileAccess, FileAction
 from distdiag.events.stacks import Observed, ProcessSeen, ThreadStack
@@ -143,7 +143,7 @@ class _Search:
         """Return who has it: of `first` and those near it, or else of all processes."""
         seen = {os.getpid()}
         found: list[int] = []
-        for group in ((*first, *self._near), _all_pids()):
+        for group in ((*first, *self._near), all_pids()):
             for pid in group:
                 if time.monotonic() > self._deadline:
                     return tuple(found)
@@ -310,14 +310,6 @@ class Holders(RankDumpSource):
 
 
 MOST_ANCESTORS: Final = 64
-
-
-def _all_pids() -> Iterator[int]:
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return
-    yield from (int(name) for name in names if name.isdigit())
 
 
 def _ancestors(pid: int) -> Iterator[int]:

@@ -4,7 +4,7 @@ import fcntl
 import os
 import select
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -190,3 +190,12 @@ def _open_pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except OSError:  # gone, or a kernel without pidfds: the loop notices one poll later
         return -1
+
+
+def all_pids() -> Iterator[int]:
+    """Yield the processes that there are; none where ``/proc`` cannot be read."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    yield from (int(name) for name in names if name.isdigit())

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from distdiag.dumps.process.proc import ProcessState, proc_text, read_process
+from distdiag.dumps.process.proc import ProcessState, all_pids, proc_text, read_process
 
 LOOK_EVERY_S: Final = 1.0
 """Reading the table of all processes takes a few milliseconds for each hundred of them."""
@@ -51,7 +51,7 @@ class ProcessTree:
 
 
 def _look(roots: set[int]) -> dict[int, FamilyUse]:
-    table = {pid: state for pid in _all_pids() if (state := _read(pid)) is not None}
+    table = {pid: state for pid in all_pids() if (state := _read(pid)) is not None}
     children: dict[int, list[int]] = {}
     for pid, state in table.items():
         children.setdefault(state.parent_pid, []).append(pid)
@@ -61,14 +61,6 @@ def _look(roots: set[int]) -> dict[int, FamilyUse]:
         root: _use(table, root, list(_below(root, children, left_out)))
         for root in roots & table.keys()
     }
-
-
-def _all_pids() -> Iterator[int]:
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return
-    yield from (int(name) for name in names if name.isdigit())
 
 
 def _read(pid: int) -> ProcessState | None:

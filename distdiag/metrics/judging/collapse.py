@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track, beside
 from distdiag.metrics.judging.noise import running_median
 from distdiag.metrics.judging.observation import Kind, Observation, spell_step, spell_value
 from distdiag.metrics.judging.telling import FEWEST, at_most_note, observe, point
 from distdiag.metrics.judging.trends import find_rise
+from distdiag.metrics.runs import Run, Track, beside
 
 NOTHING: Final = 0.01
 """One hundredth of what it was at first: the outputs are one and the same."""

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track, beside
 from distdiag.metrics.judging.observation import (
     Kind,
     Observation,
@@ -19,6 +18,7 @@ from distdiag.metrics.judging.observation import (
 from distdiag.metrics.judging.spikes import spikes_of
 from distdiag.metrics.judging.telling import at_most_note, nearest, observe, point
 from distdiag.metrics.judging.trends import Rise, find_rise
+from distdiag.metrics.runs import Run, Track, beside
 
 LOST: Final = 0.5
 """Half of what training had gained is gone."""

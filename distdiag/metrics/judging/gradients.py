@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track, beside
 from distdiag.metrics.judging.noise import noise_of
 from distdiag.metrics.judging.observation import Kind, Observation, spell_step, spell_value
 from distdiag.metrics.judging.plateaus import longest_row
 from distdiag.metrics.judging.telling import at_most_note, observe, point
+from distdiag.metrics.runs import Run, Track, beside
 
 FEWEST_ZEROS: Final = 10
 """Single zeros come from batches that hold no label, or no advantage."""

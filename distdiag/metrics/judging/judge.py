@@ -10,7 +10,6 @@ import numpy as np
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, join
 from distdiag.metrics.judging import (
     collapse,
     divergence,
@@ -26,6 +25,7 @@ from distdiag.metrics.judging import (
     validation,
 )
 from distdiag.metrics.judging.observation import Judgement, Kind, Observation
+from distdiag.metrics.runs import Run, runs_of
 from distdiag.metrics.series import Curves
 
 JUDGES: Final[tuple[Callable[[Run], Iterator[Observation]], ...]] = (
@@ -48,7 +48,7 @@ LOSING: Final = (Kind.DIVERGENCE, Kind.EXPLOSION)
 
 def judge(curves: Iterable[Curves]) -> Judgement:
     """Say what curves tell: of each run, of its ranks and attempts."""
-    return judge_runs(join(curves))
+    return judge_runs(runs_of(curves))
 
 
 def judge_runs(runs: Iterable[Run]) -> Judgement:

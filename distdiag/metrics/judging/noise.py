@@ -6,10 +6,9 @@ import math
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-Floats = npt.NDArray[np.float64]
+from distdiag.metrics.series import Floats
 
 SIGMA_OF_MAD: Final = 1.4826
 """A normal distribution's standard deviation, in medians of its absolute deviation: 1 / 0.6745."""

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track, beside
 from distdiag.metrics.judging.observation import (
     Kind,
     Observation,
@@ -17,6 +16,7 @@ from distdiag.metrics.judging.observation import (
     spell_value,
 )
 from distdiag.metrics.judging.telling import nearest, observe, point, raw_point
+from distdiag.metrics.runs import Run, Track, beside
 
 GROWTH: Final = 3.0
 """So many times the median of the values before counts as growth: the largest of twenty values with

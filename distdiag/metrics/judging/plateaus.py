@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track
 from distdiag.metrics.judging.divergence import has_trend
-from distdiag.metrics.judging.noise import Floats, mad_sigma, noise_of, quantum
+from distdiag.metrics.judging.noise import mad_sigma, noise_of, quantum
 from distdiag.metrics.judging.observation import (
     Kind,
     Observation,
@@ -19,6 +18,8 @@ from distdiag.metrics.judging.observation import (
     spell_value,
 )
 from distdiag.metrics.judging.telling import FEWEST, observe, point
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Floats
 
 DIGITS_OF_NOISE: Final = 5.0
 """Noise of five units in the last digit repeats a value by chance once in about 12; twenty times in

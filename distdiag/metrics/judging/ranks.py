@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track
-from distdiag.metrics.judging.noise import Floats, mad_sigma, running_median
+from distdiag.metrics.judging.noise import mad_sigma, running_median
 from distdiag.metrics.judging.observation import Kind, Observation, spell_step, spell_value
 from distdiag.metrics.judging.telling import FEWEST, observe, point
 from distdiag.metrics.judging.trends import departure
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Floats
 
 SIGMAS: Final = 6.0
 LARGE: Final = 0.1

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track
 from distdiag.metrics.judging.observation import Kind, Observation, spell_step, spell_value
 from distdiag.metrics.judging.plateaus import longest_row
 from distdiag.metrics.judging.telling import FEWEST, at_most_note, observe, point
+from distdiag.metrics.runs import Run, Track
 
 JUMP: Final = 3.0
 """Stairs of a warm-up by epochs at most double the rate after the first; decays only lower it."""

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track
-from distdiag.metrics.judging.noise import Floats, mad_sigma
+from distdiag.metrics.judging.noise import mad_sigma
 from distdiag.metrics.judging.observation import Kind, Observation, spell_step, spell_value
 from distdiag.metrics.judging.telling import FEWEST, observe, point
-from distdiag.metrics.series import Curves
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Curves, Floats
 
 FIRST_VALUES: Final = 5
 SIGMAS: Final = 6.0

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track
-from distdiag.metrics.judging.noise import Floats
 from distdiag.metrics.judging.observation import Kind, Observation, spell_step, spell_value
 from distdiag.metrics.judging.telling import at_most_note, observe, point
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Floats
 
 HALVINGS: Final = 6
 WITHIN: Final = 30

@@ -8,11 +8,12 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track
-from distdiag.metrics.judging.noise import Floats, mad_sigma
+from distdiag.metrics.judging.noise import mad_sigma
 from distdiag.metrics.judging.observation import Kind, Observation, spell_step, spell_value
 from distdiag.metrics.judging.telling import FEWEST, at_most_note, observe, point
 from distdiag.metrics.judging.trends import find_rise
+from distdiag.metrics.runs import Run, Track
+from distdiag.metrics.series import Floats
 
 SLOWER: Final = 1.15
 MUCH_SLOWER: Final = 1.5

@@ -10,9 +10,7 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track, beside
 from distdiag.metrics.judging.noise import (
-    Floats,
     expected_beyond,
     local_sigma,
     mad_sigma,
@@ -29,6 +27,8 @@ from distdiag.metrics.judging.observation import (
     spell_value,
 )
 from distdiag.metrics.judging.telling import at_most_note, observe, point
+from distdiag.metrics.runs import Run, Track, beside
+from distdiag.metrics.series import Floats
 
 FEWEST: Final = 30
 """A tail needs ten values below the spikes, and the level 25 around them."""

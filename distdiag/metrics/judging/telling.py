@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Track
 from distdiag.metrics.judging.observation import Kind, Observation, Point, spell_value
+from distdiag.metrics.runs import Track
 
 FEWEST: Final = 20
 """Noise that is estimated from fewer values is off by more than a quarter (its relative error is

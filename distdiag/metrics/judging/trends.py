@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from distdiag.metrics.judging.noise import HALF_WINDOW, Floats, mad_sigma, noise_of, running_median
+from distdiag.metrics.judging.noise import HALF_WINDOW, mad_sigma, noise_of, running_median
+from distdiag.metrics.series import Floats
 
 SIGMAS: Final = 5.0
 """A median of five values exceeds this by chance once in 10 ** 17."""

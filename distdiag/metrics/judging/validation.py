@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from distdiag.findings.finding import Severity
-from distdiag.metrics.joining import Run, Track, beside
 from distdiag.metrics.judging.noise import noise_of
 from distdiag.metrics.judging.observation import Kind, Observation, spell_step, spell_value
 from distdiag.metrics.judging.telling import at_most_note, observe, point
+from distdiag.metrics.runs import Run, Track, beside
 
 SIGMAS: Final = 5.0
 FEWEST: Final = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from distdiag.metrics.readers.json_lines import as_number, decoded, parsed_mapping
+from distdiag.metrics.readers.mappings import as_number, decoded, parsed_mapping
 from distdiag.metrics.readers.records import Collector, Record
 
 LARGEST: Final = 256 << 20

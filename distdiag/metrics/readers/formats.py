@@ -12,24 +12,27 @@ from distdiag.dumps.files import is_archive
 from distdiag.dumps.log_text import as_utf8
 from distdiag.metrics.readers.bars import BARS, KERAS
 from distdiag.metrics.readers.console import Console
-from distdiag.metrics.readers.deepspeed import DEEPSPEED
-from distdiag.metrics.readers.dicts import DICTS
 from distdiag.metrics.readers.documents import LARGEST, read_document
 from distdiag.metrics.readers.event_files import is_event_file, read_events
 from distdiag.metrics.readers.found import Found
 from distdiag.metrics.readers.generic import GENERIC
-from distdiag.metrics.readers.json_lines import JSON_LINES, decoded
+from distdiag.metrics.readers.language import (
+    DEEPSPEED,
+    MEGATRON,
+    NANOGPT,
+    NEMO,
+    TORCHTITAN,
+    TORCHTUNE,
+    VERL,
+)
 from distdiag.metrics.readers.lines import LineFormat
-from distdiag.metrics.readers.megatron import MEGATRON, NEMO
+from distdiag.metrics.readers.mappings import DICTS, JSON_LINES, decoded
 from distdiag.metrics.readers.messages import NoProtobufError
 from distdiag.metrics.readers.mlflow import is_metric, metric_name, read_metric
-from distdiag.metrics.readers.nanogpt import NANOGPT
 from distdiag.metrics.readers.paragraphs import COMPOSER, OLMO
 from distdiag.metrics.readers.records import Collector
 from distdiag.metrics.readers.sources import CHUNK, Block, Read, UnreadableError, blocks, opened
 from distdiag.metrics.readers.tables import read_table, separator_of
-from distdiag.metrics.readers.torchtitan import TORCHTITAN, TORCHTUNE
-from distdiag.metrics.readers.verl import VERL
 from distdiag.metrics.readers.vision import DETECTRON, IMAGENET, MMENGINE
 from distdiag.metrics.readers.wandb_files import MAGIC, read_run
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import codecs
 import gzip
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from distdiag.dumps.files import Budget, Limits, MeteredStream, open_any
+from distdiag.dumps.files import Budget, Limits, MeteredStream
 from distdiag.dumps.log_lines import ESCAPES
 from distdiag.dumps.log_text import encoding_of
 from distdiag.events.errors import DamagedFileError
+from distdiag.record.regular_file import open_regular
 
 CHUNK: Final = 1 << 20
 LONGEST_LINE: Final = 1 << 20
@@ -51,12 +51,10 @@ def opened(path: Path) -> Iterator[Read]:
 
     """
     try:
-        file = open_any(path, may_follow=True)
+        file = open_regular(path)
     except (OSError, ValueError) as error:
         raise UnreadableError(f"cannot be opened: {getattr(error, 'strerror', error)}") from None
     with file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise UnreadableError("is no regular file")
         is_packed = file.read(2) == _GZIP
         file.seek(0)
         if not is_packed:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from distdiag.metrics.readers.found import Found
-from distdiag.metrics.readers.json_lines import as_number, parsed_mapping
+from distdiag.metrics.readers.mappings import as_number, parsed_mapping
 from distdiag.metrics.readers.records import Collector, Record
 from distdiag.metrics.readers.sources import Block
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from distdiag.metrics.readers.found import Found
-from distdiag.metrics.readers.json_lines import decoded, parsed_mapping
+from distdiag.metrics.readers.mappings import decoded, parsed_mapping
 from distdiag.metrics.readers.messages import as_text, decode_errors, message_class
 from distdiag.metrics.readers.records import Collector, Record
 from distdiag.metrics.readers.sources import Read

@@ -7,7 +7,6 @@ so these sums tell what came of it, without knowing who did it and in what way.
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from torch import nn
 from distdiag.events.base import CallSite
 from distdiag.events.gradients import AutogradNode, GradientSum, GradientSums
 from distdiag.probes.base import Probe
+from distdiag.probes.compiled_passes import is_compiled_pass
 from distdiag.probes.gradients.exchange_graph import ExchangeReading, ways_from
 from distdiag.probes.gradients.leaves import Kept, KeptBy, Leaf, chosen, leaves_of
 from distdiag.probes.gradients.weighted_sums import NUM_SUMS, PendingValues, weighted_sums
@@ -159,7 +159,7 @@ class GradientSumProbe(Probe):
         is_alone = not dist.is_initialized() or dist.get_world_size() < 2
         # Some libraries step once before there is any gradient.
         is_wanted = is_due(step) or self._num_opened < FIRST_STEPS
-        if not is_alone and is_wanted and not _is_compiled():
+        if not is_alone and is_wanted and not is_compiled_pass():
             self._num_opened += 1
             self._open(step, outputs)
 
@@ -419,11 +419,6 @@ def _number(tensor: torch.Tensor | None) -> float:
     if tensor is None or not tensor.numel():
         return 0.0
     return float(tensor.detach().abs().max()) if tensor.device.type == "cpu" else math.nan
-
-
-def _is_compiled() -> bool:
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(compiled, "compiled_autograd_enabled", False))
 
 
 def _roots(outputs: object) -> list[Any]:

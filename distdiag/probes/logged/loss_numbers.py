@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from distdiag.events.logged import (
     Prediction,
 )
 from distdiag.probes.base import Probe
+from distdiag.probes.compiled_passes import is_compiled_pass
 from distdiag.probes.gradients.weighted_sums import PendingValues
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.logged.loss_graph import (
@@ -296,10 +296,4 @@ def _loss(outputs: object) -> torch.Tensor | None:
         return None
     loss = tensors[0]
     is_plain = loss.grad_fn is not None and loss.is_floating_point() and is_readable(loss)
-    return loss if is_plain and not _is_compiled() else None
-
-
-def _is_compiled() -> bool:
-    """Say whether the pass itself is compiled: hooks would become a part of it."""
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(compiled, "compiled_autograd_enabled", False))
+    return loss if is_plain and not is_compiled_pass() else None

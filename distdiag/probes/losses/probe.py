@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distdiag.events.base import CallSite
 from distdiag.events.losses import LossWeights
 from distdiag.probes.base import Probe
+from distdiag.probes.compiled_passes import is_compiled_pass
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.losses.aux_terms import (
     Aux,
@@ -314,16 +314,10 @@ class LossProbe(Probe):
             self._waiting.popleft()
 
 
-def _is_compiled() -> bool:
-    """Say whether the pass itself is compiled: hooks would become a part of it."""
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(compiled, "compiled_autograd_enabled", False))
-
-
 def _root(outputs: object) -> object:
     """Return the node of the only output of a pass, None if it is not one number or compiled."""
     tensors = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-    if _is_compiled() or len(tensors) != 1:
+    if is_compiled_pass() or len(tensors) != 1:
         return None
     if type(tensors[0]) is not torch.Tensor or tensors[0].numel() != 1:
         return None

@@ -26,10 +26,10 @@ from distdiag.probes.models.registry import LiveModels, ModelNames
 from distdiag.probes.numerics.activations import Activations
 from distdiag.probes.numerics.bare_models import BareModels
 from distdiag.probes.numerics.budget import Budget
-from distdiag.probes.numerics.names import TensorNames
-from distdiag.probes.numerics.near_limits import NearLimits
+from distdiag.probes.numerics.modules import TensorNames
 from distdiag.probes.numerics.ranges import (
     Batch,
+    NearLimits,
     PendingRanges,
     Reading,
     batches_of,

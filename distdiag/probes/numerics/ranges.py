@@ -1,4 +1,4 @@
-"""The range of the values of tensors, which a device may still be computing."""
+"""The range of the values of tensors, which may still be computed, and how near the limit it is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import Final
 
 import torch
 
-from distdiag.events.numerics import Stage
+from distdiag.events.numerics import NearOverflow, Stage
 from distdiag.probes.gradients.weighted_sums import PendingValues
 from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.tensors.bytes import is_readable
+from distdiag.record.recorder import Recorder
 
 _READ: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NARROW: Final = (torch.float16,)
+"""Of bfloat16 and wider types the largest number is 3e38: what comes near it is no activation."""
+_NEAR: Final = 0.5
+"""One more doubling overflows."""
+_MOST_TOLD: Final = 16
 
 
 @dataclass(slots=True)
@@ -154,3 +160,37 @@ class PendingRanges:
 def parameter_reading(stage: Stage, parameter: torch.Tensor) -> Reading:
     """Return a reading of a parameter that gets its name when it is needed."""
     return Reading(stage, "", "", "", "", parameter=weakref.ref(parameter))
+
+
+class NearLimits:
+    """Writes down each module whose output comes near the limit, at the first time."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know of no module yet."""
+        self._recorder = recorder
+        self._first: dict[tuple[str, str, str], tuple[float, int]] = {}
+        self._told: set[tuple[str, str, str]] = set()
+
+    def judge(self, reading: Reading, step: int) -> None:
+        """Take in what was read of one activation."""
+        if reading.stage != "forward" or reading.dtype not in _NARROW or reading.value:
+            return
+        earlier, earlier_step = self._first.setdefault(reading.place, (reading.largest, step))
+        limit = torch.finfo(reading.dtype).max
+        is_told = reading.place in self._told or len(self._told) >= _MOST_TOLD
+        # What is as large as can be was filled in, as masks are.
+        if not _NEAR * limit < reading.largest < limit or is_told:
+            return
+        self._told.add(reading.place)
+        self._recorder.event(
+            NearOverflow,
+            step=step,
+            model=reading.model,
+            module=reading.module,
+            module_class=reading.kind,
+            dtype=str(reading.dtype).removeprefix("torch."),
+            largest=reading.largest,
+            limit=limit,
+            earlier=earlier,
+            earlier_step=earlier_step,
+        )

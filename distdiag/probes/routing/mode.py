@@ -8,8 +8,8 @@ from torch.overrides import TorchFunctionMode
 
 from distdiag.probes.guard import guard
 from distdiag.probes.losses.aux_losses import is_scalar
+from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.tensors.bytes import is_readable
-from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.probes.untyped import Untyped
 
 _DRAWS: Final = frozenset(
@@ -118,7 +118,7 @@ def _chosen(
     if dim is None or dim % scores.ndim != scores.ndim - 1 or kwargs.get("largest") is False:
         return None
     indices = result if isinstance(result, torch.Tensor) else result[1]
-    scores, indices = _local(scores), _local(indices)
+    scores, indices = local_part(scores), local_part(indices)
     if indices.ndim == scores.ndim - 1:
         indices = indices.unsqueeze(-1)
     if indices.shape[:-1] != scores.shape[:-1]:
@@ -138,7 +138,3 @@ def _dim(func: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | N
     place, default = (2, -1) if func in _TOP_K else (1, None)
     dim = kwargs.get("dim", args[place] if len(args) > place else default)
     return dim if isinstance(dim, int) and not isinstance(dim, bool) else None
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar, Final
 
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Location, Outcome, Report, Severity
+from distdiag.findings.finding import Evidence, Finding, Location, Report, Severity
 from distdiag.reports.base import Reporter, cut, short, visible
 from distdiag.reports.gate import hint
 from distdiag.reports.places import relative_path
+from distdiag.reports.words import by_severity, count, ending_of, found_phrase
 
 LONGEST: Final = 60_000
 """GitHub takes 65,536 characters in a comment; what comes after is named and left out."""
@@ -16,14 +17,6 @@ LONGEST_TEXT: Final = 1500
 MOST_EVIDENCE: Final = 8
 MOST_IGNORED: Final = 20
 _MARKUP: Final = re.compile(r"[\\`*{}\[\]<>()#+!|~&$@]|:(?=\S)|(?<!\w)_|_(?!\w)")
-ENDINGS: Final = {
-    Outcome.RUNNING: "the run had not ended when this was written",
-    Outcome.FINISHED: "the run finished",
-    Outcome.FAILED: "the run failed",
-    Outcome.HUNG: "the run hung",
-    Outcome.ABORTED: "the run was aborted",
-    Outcome.KILLED: "the run was killed",
-}
 
 
 class MarkdownReporter(Reporter):
@@ -34,7 +27,7 @@ class MarkdownReporter(Reporter):
 
     def render(self, report: Report) -> str:
         """Return the Markdown."""
-        ordered = sorted(report.findings, key=lambda finding: -finding.severity.weight)
+        ordered = by_severity(report.findings)
         alarms = [f for f in ordered if f.severity is not Severity.INFO]
         notes = [f for f in ordered if f.severity is Severity.INFO]
         blocks = [*_head(report), *map(_diagnosis, alarms), *_folded_notes(notes), *_foot(report)]
@@ -55,17 +48,9 @@ def _within(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def _head(report: Report) -> Iterator[str]:
-    yield f"## distdiag: {found_phrase(report)}; {ENDINGS[report.run.outcome]}"
+    yield f"## distdiag: {found_phrase(report)}; {ending_of(report)}"
     if silent := report.silent_ranks:
         yield f"**{_who(silent)} not observed: nothing here is about them.**"
-
-
-def found_phrase(report: Report) -> str:
-    """Return ``1 error, 2 notes``, or that nothing was found or checked."""
-    counts = report.counts
-    numbers = ((counts.error, "error"), (counts.warning, "warning"), (counts.info, "note"))
-    found = ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in numbers if n)
-    return found or ("nothing found" if report.checked else "nothing was checked")
 
 
 def _diagnosis(finding: Finding) -> str:
@@ -125,9 +110,8 @@ def _folded_notes(notes: list[Finding]) -> Iterator[str]:
             f"- {_code(note.code)}{_at(note.location)}: {_plain(note.message)}"
             for note in notes[:MOST_IGNORED]
         ]
-        count = f"{len(notes)} note{'s' * (len(notes) != 1)}"
         lines = "\n".join(rows)
-        yield f"<details><summary>{count}</summary>\n\n{lines}\n\n</details>"
+        yield f"<details><summary>{count(len(notes), 'note')}</summary>\n\n{lines}\n\n</details>"
 
 
 def _foot(report: Report) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -12,7 +11,7 @@ from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Finding, Report
 from distdiag.reports.base import Reporter, visible
 from distdiag.reports.profiler_trace import ProfilerTrace
-from distdiag.reports.rank_records import RankRecords, last_attempt, read_noted, read_ranks
+from distdiag.reports.recording import Bounds, Recording, read_recording
 from distdiag.reports.tracks import FINDINGS, RankTracks, TraceEvent
 
 MOST_EVENTS: Final = 400_000
@@ -37,46 +36,37 @@ class PerfettoReporter(Reporter):
             DamagedFileError: a profiler's trace is something else.
 
         """
-        run_dir = last_attempt(self.run_dir) if self.run_dir is not None else None
-        if run_dir is None:
+        recording = read_recording(self.run_dir, Bounds(MOST_EVENTS, MOST_EVENTS))
+        if not recording.by_rank:
             raise UsageError("a trace needs a run directory with the events of the ranks")
-        ranks = tuple(read_ranks(run_dir, MOST_EVENTS))
-        offsets = _offsets(ranks)
-        times = [(r.rank, event.time_ns) for r in ranks for event in (r.events[:1] + r.events[-1:])]
-        base_ns, last_ns = _span([time_ns + offsets[rank] for rank, time_ns in times])
-        noted = read_noted(run_dir)
+        offsets = recording.offsets_ns()
+        base_ns, last_ns = _span(recording, offsets)
         tracks = {
-            r.rank: RankTracks(r, offsets[r.rank] - base_ns, last_ns - offsets[r.rank])
-            for r in ranks
+            rank: RankTracks(rank, recent, offsets[rank] - base_ns, last_ns - offsets[rank])
+            for rank, recent in recording.by_rank.items()
         }
-        events = [event for each in tracks.values() for event in each.events(noted)]
+        events = [event for each in tracks.values() for event in each.events(recording.noted)]
         for finding in report.findings:
             events += _marks(finding, tracks)
-        pids = {records.started.pid: records.rank for records in ranks if records.started}
+        recent_by_rank = recording.by_rank.items()
+        pids = {recent.started.pid: rank for rank, recent in recent_by_rank if recent.started}
         for path in self.traces:
             events += ProfilerTrace(path, pids).events(base_ns)
         document: dict[str, Any] = {
             "displayTimeUnit": "ms",
             "traceEvents": events,
-            "otherData": _notes(ranks, report, base_ns),
+            "otherData": _notes(recording, report, base_ns),
         }
         return msgspec.json.encode(document).decode() + "\n"
 
 
-def _offsets(ranks: Sequence[RankRecords]) -> dict[int, int]:
-    """Return how far the wall clock is ahead of the clock of each rank, in ns.
-
-    The ranks of a host have one clock, and one reading of the wall clock serves all of them.
-    """
-    by_host: dict[str, int] = {}
-    for records in ranks:
-        if records.started is not None:
-            by_host.setdefault(records.started.hostname, records.offset_ns)
-    hosts = {records.rank: records.started.hostname for records in ranks if records.started}
-    return {records.rank: by_host.get(hosts.get(records.rank, ""), 0) for records in ranks}
-
-
-def _span(times_ns: Sequence[int]) -> tuple[int, int]:
+def _span(recording: Recording, offsets: Mapping[int, int]) -> tuple[int, int]:
+    """Return the first and the last moment of all ranks on the wall clock, in ns."""
+    times_ns = [
+        event.time_ns + offsets[rank]
+        for rank, recent in recording.by_rank.items()
+        for event in recent.events[:1] + recent.events[-1:]
+    ]
     return min(times_ns, default=0), max(times_ns, default=0)
 
 
@@ -95,12 +85,12 @@ def _marks(finding: Finding, tracks: dict[int, RankTracks]) -> Iterator[TraceEve
         )
 
 
-def _notes(ranks: Sequence[RankRecords], report: Report, base_ns: int) -> dict[str, str]:
-    left_out = Counter({r.rank: r.num_left_out for r in ranks if r.num_left_out})
+def _notes(recording: Recording, report: Report, base_ns: int) -> dict[str, str]:
+    left_out = sum(recent.num_left_out for recent in recording.by_rank.values())
     notes = {
         "tool": f"distdiag {report.tool_version}",
         "unix time of 0, in ns": str(base_ns),
-        "left out": f"{left_out.total()} older events" if left_out else "nothing",
+        "left out": f"{left_out} older events" if left_out else "nothing",
     }
-    problems = {f"rank {r.rank}": visible(r.problem) for r in ranks if r.problem}
-    return notes | problems
+    problems = {rank: recent.problem for rank, recent in recording.by_rank.items()}
+    return notes | {f"rank {rank}": visible(text) for rank, text in problems.items() if text}

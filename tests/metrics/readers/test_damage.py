@@ -247,7 +247,7 @@ def test_what_is_no_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     assert good in reading.files
     said = {problem.path: problem.why for problem in reading.problems}
     assert set(said) == set(paths) - {good}
-    assert "no regular file" in said[pipe]
+    assert "not a regular file" in said[pipe]
     assert "No such file" in said[tmp_path / "missing"]
     assert "damaged" in said[damaged]
     assert said[empty] == "is empty"

@@ -10,7 +10,7 @@ from typing import Final
 from distdiag.events.base import Event, Phase
 from distdiag.events.collectives import Collective, CollectiveState, ProcessGroup
 from distdiag.events.lifecycle import Finished, Heartbeat, Raised
-from distdiag.reports.formats.html.recording import Recording
+from distdiag.reports.recording import Recording
 from distdiag.reports.words import shown_path
 
 GroupKey = tuple[str, tuple[int, ...], int]

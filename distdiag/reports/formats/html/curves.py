@@ -15,7 +15,7 @@ from distdiag.events.lifecycle import StepEnd
 from distdiag.events.logged import Logged, LossNumbers, MemoryUse
 from distdiag.events.routing import Routing
 from distdiag.events.stacks import Observed
-from distdiag.reports.formats.html.recording import Recording
+from distdiag.reports.recording import Recording
 
 MOST_POINTS: Final = 40_000
 """So many points of all curves are in the page: some 16 bytes each."""

@@ -13,7 +13,7 @@ from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankS
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.reports.formats.html.calls import Call, Calls, place
-from distdiag.reports.formats.html.recording import Recording
+from distdiag.reports.recording import Recording
 
 MOST_BARS: Final = 60_000
 """So many bars of all ranks are in the page: some 20 bytes each, 1.2 MB."""

@@ -14,9 +14,9 @@ from distdiag.reports.formats.html.calls import read_calls
 from distdiag.reports.formats.html.curves import Chart, Usage, charts_of, usages_of
 from distdiag.reports.formats.html.lanes import Lanes, lanes_of
 from distdiag.reports.formats.html.matrix import Matrix, matrices_of
-from distdiag.reports.formats.html.recording import Recording
 from distdiag.reports.formats.html.stacks import Tree, trees_of
 from distdiag.reports.formats.html.waits import WaitGraph, waits_of
+from distdiag.reports.recording import Recording
 from distdiag.reports.words import by_severity
 
 LONGEST_TEXT: Final = 400

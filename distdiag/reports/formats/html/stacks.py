@@ -9,7 +9,7 @@ import msgspec
 from distdiag.events.base import Frame
 from distdiag.events.stacks import Stacks
 from distdiag.reports.base import phrase
-from distdiag.reports.formats.html.recording import Recording
+from distdiag.reports.recording import Recording
 from distdiag.reports.words import shown_path
 from distdiag.views.stack_tree import MAIN, StackNode, StackTree
 

@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distdiag.events.ranks import RankSet
-from distdiag.metrics.series import Curves, Series
-
-Floats = npt.NDArray[np.float64]
+from distdiag.metrics.series import Curves, Floats, Series
 
 MOST_OF_RUN_REPEATED: Final = 0.5
 """A file that repeats more than this share of the steps of the one before is a run of its own, and
@@ -96,7 +94,7 @@ def beside(track: Track, role: str) -> Track | None:
     return Track(track.run, track.curves, series, role)
 
 
-def join(curves: Iterable[Curves]) -> tuple[Run, ...]:
+def runs_of(curves: Iterable[Curves]) -> tuple[Run, ...]:
     """Put curves together into runs.
 
     One file is one run. Files of one folder and one format are one run, too, if each names ranks

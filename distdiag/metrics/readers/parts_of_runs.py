@@ -20,7 +20,7 @@ _CHECKPOINT: Final = re.compile(r"checkpoint-\d{1,12}")
 _STATE: Final = "trainer-state"
 
 
-def joined(curves: Sequence[Curves]) -> tuple[Curves, ...]:
+def put_together(curves: Sequence[Curves]) -> tuple[Curves, ...]:
     """Return the curves with what names of files tell, and those of one run put together."""
     together: dict[tuple[str, Path], list[Curves]] = {}
     for each in curves:

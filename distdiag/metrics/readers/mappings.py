@@ -1,9 +1,11 @@
-"""Lines of JSON: JSONL of any trainer, and JSON within lines of text, as fairseq prints."""
+"""Mappings of names to numbers on one line: JSON, and dictionaries as Python prints them."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -110,10 +112,11 @@ def decoded(text: str | bytes) -> object:
         return None
 
 
+# JSONL of any trainer, and JSON within lines of text, as fairseq prints.
 _CUT: Final = "this line is no whole JSON, and was passed over"
 
 
-def _read(line: str) -> Parsed | None:
+def _read_json(line: str) -> Parsed | None:
     start = line.find('{"')
     end = line.rfind("}") + 1
     if end <= start:
@@ -124,4 +127,34 @@ def _read(line: str) -> Parsed | None:
     return parsed_mapping(found, start) if isinstance(found, dict) else None
 
 
-JSON_LINES: Final = LineFormat("jsonl", (b'{"',), _read)
+JSON_LINES: Final = LineFormat("jsonl", (b'{"',), _read_json)
+
+# Dictionaries as Python prints them: transformers, TRL, OpenRLHF, ms-swift, axolotl.
+# ``{'loss': 0.5, 'grad_norm': tensor(1.2), 'learning_rate': '1e-05', 'epoch': 0.1}``
+_ITEM: Final = re.compile(
+    r"'([^'\\\n]{1,200}+)': "
+    r"(?:'([^'\\\n]{0,100}+)'|((?:np\.|numpy\.|tensor)[\w.]{0,20}+\([^()\n]{1,100}+\)"
+    r"|[^\s,{}\[\]()'\"]{1,40}+))"
+)
+_EPOCH_BEFORE: Final = re.compile(r"\b[Ee]poch[ :=]{1,3}+(\d{1,9}+)\b")
+# A dictionary of settings is no point of a curve: it names an epoch, a step or one of these.
+_METRIC: Final = re.compile(
+    r"(?:^|[/_ ])(?:loss|grad_norm|reward|accuracy|acc|perplexity|ppl|kl|runtime)(?:$|[/_ ])"
+)
+
+
+def _read_dict(line: str) -> Parsed | None:
+    start = line.find("{'")
+    items = {match[1]: match[2] or match[3] for match in _ITEM.finditer(line, start)}
+    parsed = parsed_mapping(items, start)
+    if parsed is None or not any(_METRIC.search(name.lower()) for name in parsed.values):
+        return None
+    if parsed.step is None and parsed.epoch is None:
+        # ``epoch 3: {'accuracy': 0.7}``, as the examples of accelerate print it
+        before = _EPOCH_BEFORE.search(line, max(0, start - 100), start)
+        if before is not None:
+            return replace(parsed, start=before.start(), epoch=float(before[1]))
+    return parsed
+
+
+DICTS: Final = LineFormat("dicts", (b"{'",), _read_dict)

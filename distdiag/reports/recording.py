@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
@@ -16,11 +17,6 @@ from distdiag.record.wire import Interner
 from distdiag.transports.journal import read_journal
 
 E = TypeVar("E", bound=Event)
-
-MOST_EVENTS: Final = 300_000
-"""So many events of all ranks are read: 1.2 s of one core at 4 us each, measured on 2 GHz."""
-MOST_OF_A_RANK: Final = 20_000
-FEWEST_OF_A_RANK: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +54,44 @@ class Recording:
         return {rank: offsets.get(rank, known) for rank in self.by_rank}
 
 
-def read_recording(run_dir: Path | None) -> Recording:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many events are read: of all ranks together, and of each, the newest."""
+
+    most_events: int
+    most_of_a_rank: int
+    fewest_of_a_rank: int = 1
+
+    def share(self, num_ranks: int) -> int:
+        """Return how many events of each of so many ranks are read."""
+        share = self.most_events // max(1, num_ranks)
+        return min(self.most_of_a_rank, max(self.fewest_of_a_rank, share))
+
+
+def read_recording(run_dir: Path | None, bounds: Bounds) -> Recording:
     """Read the last attempt of a run; a folder that holds none is an empty recording."""
     folder = _last_attempt(run_dir) if run_dir is not None else None
     if folder is None:
         return Recording()
     interner = Interner()
     ranks = recorded_ranks(folder.folder)
-    share = MOST_EVENTS // max(1, len(ranks))
-    most = min(MOST_OF_A_RANK, max(FEWEST_OF_A_RANK, share))
+    most = bounds.share(len(ranks))
     by_rank = {rank: read_recent(folder.folder, rank, interner, most) for rank in ranks}
-    noted, problem = _noted(folder, interner)
+    noted, problem = _noted(folder, interner, bounds.most_events)
     problems = [recent.problem for recent in by_rank.values()]
     return Recording(by_rank, noted, tuple(filter(None, [*problems, problem])))
 
 
-def _noted(run_dir: RunDir, interner: Interner) -> tuple[tuple[Event, ...], str]:
+def _noted(run_dir: RunDir, interner: Interner, most: int) -> tuple[tuple[Event, ...], str]:
     """Return what the monitor noted, up to the record that cannot be read."""
     noted: list[Event] = []
     try:
-        noted.extend(_up_to(read_journal(run_dir.journal, interner), MOST_EVENTS))
+        noted.extend(islice(read_journal(run_dir.journal, interner), most))
     except FileNotFoundError:
         return (), ""
     except (OSError, DamagedFileError) as error:
         return tuple(noted), str(error)
     return tuple(noted), ""
-
-
-def _up_to(events: Iterable[Event], most: int) -> Iterator[Event]:
-    for _, event in zip(range(most), events, strict=False):
-        yield event
 
 
 def _last_attempt(root: Path) -> RunDir | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distdiag.metrics.joining import join
+from distdiag.metrics.runs import runs_of
 from tests.metrics.judging.healthy import curves_of
 
 LOSS = np.linspace(3, 1, 100)
@@ -18,7 +18,7 @@ def part(name: str, begin: int, end: int, **more: int):
 
 def shape(*curves):
     """Return the name of each run with the rank and the attempt of each of its curves."""
-    return {run.name: [(c.rank, c.attempt) for c in run.curves] for run in join(curves)}
+    return {run.name: [(c.rank, c.attempt) for c in run.curves] for run in runs_of(curves)}
 
 
 def test_files_of_ranks_are_one_run():
