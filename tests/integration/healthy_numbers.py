@@ -228,11 +228,11 @@ for step in range(200):
     STEP
 """,
     "bfloat16 losses on a plateau": """
-model = nn.Linear(12, 1000, dtype=torch.bfloat16)
+model = nn.Linear(12, 1000)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 for step in range(150):
-    inputs = torch.randn(64, 12, dtype=torch.bfloat16)
-    loss = F.cross_entropy(model(inputs) * 0.01, torch.randint(0, 1000, (64,)))
+    outputs = (model(torch.randn(64, 12)) * 0.01).bfloat16()
+    loss = F.cross_entropy(outputs, torch.randint(0, 1000, (64,)))
     STEP
 """,
     "a sure and right classifier": """
