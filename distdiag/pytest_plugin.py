@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         'distdiag(world_size=2, backend="gloo", timeout=60, fail_on="warning"): run the test in so '
         "many processes with torch.distributed initialised, under observation; world_size may be "
-        "a list",
+        'a list; with reuse="module" torch is imported once for the tests of a module',
     )
 
 

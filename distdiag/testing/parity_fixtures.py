@@ -87,7 +87,7 @@ class AssertParity:
         given = dict(marker.kwargs) if marker is not None else {}
         given.pop("world_size", None)
         self._of_mark: Mapping[str, Any] = given
-        params = item.callspec.params if hasattr(item, "callspec") else {}
+        params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         self._sizes = (1, int(params.get("distdiag_world_size", 2)))
 
     def __call__(
