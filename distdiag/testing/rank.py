@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -73,13 +74,15 @@ class _Quiet:
                 config.pluginmanager.unregister(plugin)
 
 
-def main(root: str) -> int:
+def main(root: str, *, is_forked: bool = False) -> int:
     """Run the test and return the exit status of this rank."""
     die_with_parent()
     folder = Folder(Path(root))
     plan = msgspec.json.decode(folder.plan.read_bytes(), type=RankPlan)
     sys.path[:] = plan.search_path
     agent = _start_agent(folder, plan)
+    if is_forked:
+        gc.freeze()  # pytest collects garbage when it ends: what all ranks share is none
     plugin = RankPlugin(folder, plan, rank=int(os.environ["RANK"]), agent=agent)
     store = None
     try:

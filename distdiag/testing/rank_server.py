@@ -23,8 +23,15 @@ from distdiag.testing.rank import die_with_parent, leave, main
 MOST_BYTES: Final = 1 << 20
 """Of one message; an environment is far smaller (Linux limits each variable to 128 KiB)."""
 
-_PRELOADED: Final = ("numpy", "torch.distributed", "torch._dynamo")
-"""What all ranks of most tests import, torch._dynamo with the first optimizer."""
+_PRELOADED: Final = (
+    "numpy",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+"""What many tests import, torch._dynamo with the first optimizer. What the agent patches is then
+there when it starts."""
 
 
 def serve(requests: socket.socket) -> Mapping[str, Any] | None:
@@ -107,7 +114,7 @@ def _run() -> int:
     requests.set_inheritable(False)
     requests.send(json.dumps({"threads": preload()}).encode())
     request = serve(requests)
-    return 0 if request is None else main(request["root"])
+    return 0 if request is None else main(request["root"], is_forked=True)
 
 
 if __name__ == "__main__":
