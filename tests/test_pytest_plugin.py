@@ -107,21 +107,21 @@ def test_a_marked_test_runs_once_for_each_world_size(run):
 
 
 FAILING = """
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_one_rank_fails():
     print("said by both")
     assert {"rank": dist.get_rank()} == {"rank": 0}
 
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_one_rank_dies():
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_finding():
     dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
 
-@pytest.mark.distdiag(world_size=2, fail_on="never")
+@pytest.mark.distdiag(world_size=2, reuse="module", fail_on="never")
 def test_finding_that_may_be():
     dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
 """
@@ -163,11 +163,11 @@ def write_and_read(name, wait):
         with open(path) as file:
             assert file.read() == "whole"
 
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_unordered():
     write_and_read("unordered", lambda: time.sleep(2 * dist.get_rank()))
 
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_ordered():
     write_and_read("ordered", dist.barrier)
 """
