@@ -7,6 +7,7 @@ first test that has one, and torch by its ranks only.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -20,13 +21,25 @@ _RANK_PLUGIN: Final = "distdiag-rank"
 _OUTCOME: Final = pytest.StashKey["Outcome"]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the command line."""
+    parser.getgroup("distdiag").addoption(
+        "--distdiag-report-dir",
+        metavar="DIR",
+        help="keep the reports and outputs of failed tests on ranks in DIR, by name of the test",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known."""
+    option = config.option
+    if option.distdiag_report_dir:  # ranks and workers may have another current directory
+        option.distdiag_report_dir = str(Path(option.distdiag_report_dir).absolute())
     config.addinivalue_line(
         "markers",
-        'distdiag(world_size=2, backend="gloo", timeout=60, fail_on="error"): run the test in so '
+        'distdiag(world_size=2, backend="gloo", timeout=60, fail_on="warning"): run the test in so '
         "many processes with torch.distributed initialised, under observation; world_size may be "
-        "a list",
+        'a list; with reuse="module" torch is imported once for the tests of a module',
     )
 
 
@@ -96,12 +109,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     size = _world_size(pyfuncitem)
     if marker is None or size is None or _is_rank(pyfuncitem.config):
         return None
+    if "assert_parity" in pyfuncitem.funcargs:
+        return None  # which starts the ranks itself, of more than one world size
+    from distdiag.testing.kept import keep_failure
     from distdiag.testing.outcome import outcome_of, output_sections
     from distdiag.testing.run import run_ranks
 
     ended = run_ranks(pyfuncitem, _read(marker), size)
     outcome = outcome_of(ended, pyfuncitem)
     pyfuncitem.stash[_OUTCOME] = outcome
+    keep_failure(pyfuncitem, ended, outcome)
     for title, text in output_sections(ended):
         pyfuncitem.add_report_section("call", title, text)
     if outcome.kind == "skipped":

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from distdiag.reports import read_report
 from tests import forked
 
 pytest_plugins = ["pytester"]
@@ -106,21 +107,21 @@ def test_a_marked_test_runs_once_for_each_world_size(run):
 
 
 FAILING = """
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_one_rank_fails():
     print("said by both")
     assert {"rank": dist.get_rank()} == {"rank": 0}
 
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_one_rank_dies():
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_finding():
     dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
 
-@pytest.mark.distdiag(world_size=2, fail_on="never")
+@pytest.mark.distdiag(world_size=2, reuse="module", fail_on="never")
 def test_finding_that_may_be():
     dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
 """
@@ -162,11 +163,11 @@ def write_and_read(name, wait):
         with open(path) as file:
             assert file.read() == "whole"
 
-@pytest.mark.distdiag(world_size=2, fail_on="warning")
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_unordered():
     write_and_read("unordered", lambda: time.sleep(2 * dist.get_rank()))
 
-@pytest.mark.distdiag(world_size=2, fail_on="warning")
+@pytest.mark.distdiag(world_size=2, reuse="module")
 def test_ordered():
     write_and_read("ordered", dist.barrier)
 """
@@ -215,9 +216,9 @@ def test_sleeps():
     run(text).assert_outcomes(failed=1)
 
 
-@pytest.mark.slow
-def test_tests_run_side_by_side_under_xdist(run):
+def test_under_xdist_a_failure_keeps_the_message_and_the_line_of_the_rank(run, tmp_path):
     pytest.importorskip("xdist")
+    xml = tmp_path / "junit.xml"
     text = """
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.distdiag(world_size=2)
@@ -225,9 +226,21 @@ def test_ranks(number):
     dist.barrier()
     assert number == 1
 """
-    result = run(text, "-n", "2")
+    result = run(text, "-n", "2", f"--junitxml={xml}")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*ranks 0-1 of 2*", "E*assert 2 == 1"])
+    line = (IMPORTS + text).strip().splitlines().index("    assert number == 1") + 1
+    result.stdout.fnmatch_lines(
+        [
+            "*ranks 0-1 of 2*",
+            "E*assert 2 == 1",
+            f"test_ranks.py:{line}: AssertionError",
+            "FAILED *test_ranks*2-world2* - rank ?: assert 2 == 1*",
+        ]
+    )
+    (failure,) = ElementTree.parse(xml).iter("failure")
+    assert failure.get("message") in ("rank 0: assert 2 == 1", "rank 1: assert 2 == 1")
+    assert f"test_ranks.py:{line}: AssertionError" in failure.text
+    assert "distdiag/" not in failure.text
 
 
 REFUSED = """
@@ -280,18 +293,40 @@ def train(world_size, scale):
     return {"loss": [total * scale], "weight": total}
 
 def test_equal(assert_parity):
-    assert_parity(lambda rank, world_size: train(world_size, 1))
+    assert_parity(lambda rank, world_size: train(world_size, 1), reuse="module")
 
 def test_sum(assert_parity):
-    assert_parity(lambda rank, world_size: train(world_size, world_size), rtol=1e-3)
+    assert_parity(
+        lambda rank, world_size: train(world_size, world_size), rtol=1e-3, reuse="module"
+    )
+
+@pytest.mark.distdiag(world_size=2, reuse="module")
+def test_of_a_model(assert_parity):
+    def step(rank, world_size):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        model(torch.ones(1, 2)).sum().backward()
+        for parameter in model[1].parameters():
+            dist.all_reduce(parameter.grad)  # a sum that nobody divides
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+        return model
+
+    assert_parity(step, rtol=1e-3)  # the line of the test
 """
 
 
 def test_parity_of_a_closure_is_measured_on_real_ranks(run):
     result = run(PARITY)
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
-        ["world size 2 against 1: loss at step 0 is 2 on 2 ranks and 1 on one*the world size*"]
+        [
+            "*world size 2 against 1: loss at step 0 is 2 on 2 ranks and 1 on one*the world size*",
+            ">*assert_parity(step, rtol=1e-3)  # the line of the test",
+            "E*world size 2 against 1: 2 of 4 names differ, the first is 1.weight*",
+            "test_ranks.py:*: Failed",
+        ]
     )
 
 
@@ -324,3 +359,85 @@ def test_own_bound(assert_parity):
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*absent.py cannot be compared:", "*does not exist*"])
     result.stdout.fnmatch_lines(["*a script takes no rtol*"])
+
+
+REUSE = """
+pytestmark = pytest.mark.distdiag(world_size=2, reuse="module")
+SEEN = []
+
+def note():
+    assert not SEEN and "SPOILT" not in os.environ
+    SEEN.append(1)
+    os.environ["SPOILT"] = "1"
+    with open(os.path.join(os.path.dirname(__file__), "processes"), "a") as file:
+        file.write(f"{os.getppid()} {os.getpid()}\\n")
+
+def test_fails():
+    note()
+    assert dist.get_rank() == 1
+
+def test_leaves_a_collective_open():
+    note()
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1), async_op=True)
+
+@pytest.mark.distdiag(world_size=2, reuse="module", timeout=4)
+def test_hangs():
+    note()
+    if dist.get_rank() == 0:
+        dist.barrier()
+    time.sleep(600)
+
+def test_is_killed():
+    note()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def test_healthy():
+    note()
+    value = torch.ones(2)
+    dist.all_reduce(value)
+    assert value.tolist() == [2.0, 2.0]
+"""
+
+
+def test_no_test_spoils_the_next_one_of_its_module_and_reports_are_kept(run, pytester):
+    result = run(REUSE, "--distdiag-report-dir", "kept")
+    result.assert_outcomes(passed=1, failed=4)
+    result.stdout.fnmatch_lines(
+        [
+            "FAILED*test_fails* - rank 0: *",
+            "FAILED*test_leaves_a_collective_open* COL0*",
+            "FAILED*test_hangs* - ranks 0-1 of 2 had not ended*",
+            "FAILED*test_is_killed* - rank 1: killed by*",
+        ]
+    )
+    # All were forked from one process, and each was a process of its own.
+    lines = (pytester.path / "processes").read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 10
+    assert len({line.split()[0] for line in lines}) == 1
+    kept = {path.name: path for path in (pytester.path / "kept").iterdir()}
+    names = ("fails", "hangs", "is_killed", "leaves_a_collective_open")
+    assert sorted(kept) == [f"test_ranks.py--test_{name}[world2]" for name in names]
+    fails = kept["test_ranks.py--test_fails[world2]"]
+    assert [f.code for f in read_report(fails).findings] == ["HNG001"]
+    assert "assert 0 == 1" in (fails / "failure.txt").read_text()
+    assert "HNG001" in (fails / "report.txt").read_text()
+    assert (fails / "rank-1.log").exists()
+
+
+@pytest.mark.slow
+def test_ranks_are_forked_from_another_process_when_the_first_is_gone(run):
+    result = run("""
+pytestmark = pytest.mark.distdiag(world_size=2, reuse="module")
+
+def test_loses_its_parent():
+    if dist.get_rank() == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+def test_healthy():
+    dist.barrier()
+""")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*ranks 0-1: killed by SIGKILL*"])

@@ -6,7 +6,7 @@ from typing import Any, Final, get_args
 
 from distdiag.config import FailOn
 from distdiag.events.errors import UsageError
-from distdiag.testing.plan import Mark
+from distdiag.testing.plan import Mark, Reuse
 
 LARGEST_WORLD: Final = 256
 
@@ -36,6 +36,7 @@ def read_mark(args: tuple[object, ...], kwargs: Mapping[str, Any]) -> Mark:
     is_number = isinstance(mark.timeout, int | float) and not isinstance(mark.timeout, bool)
     _require(is_number and mark.timeout > 0, "timeout", mark.timeout)
     _require(mark.fail_on in get_args(FailOn), "fail_on", mark.fail_on)
+    _require(mark.reuse is None or mark.reuse in get_args(Reuse), "reuse", mark.reuse)
     return mark
 
 
@@ -57,6 +58,7 @@ _EXPECTED: Final = {
     "backend": 'a backend of torch.distributed such as "gloo"',
     "timeout": "a positive number of seconds",
     "fail_on": 'one of "error", "warning", "never"',
+    "reuse": '"module", or None',
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._code.code import ReprEntryNative, ReprFileLocation, ReprTraceback, TerminalRepr
 from _pytest._io import TerminalWriter
 
 from distdiag.events.ranks import RankSet
@@ -35,6 +35,12 @@ class RankFailures(TerminalRepr):
         """Keep the parts; `summary` is the one line for pytest's short summary and for JUnit."""
         self.parts = parts
         self.reprcrash = ReprFileLocation(path, line, summary)
+        self.sections: list[tuple[str, str, str]] = []
+
+    @property
+    def reprtraceback(self) -> ReprTraceback:
+        """The same as text in the form that pytest-xdist passes on, which keeps `reprcrash`."""
+        return ReprTraceback([ReprEntryNative([f"{self}\n"])], extraline=None, style="native")
 
     def toterminal(self, writer: TerminalWriter) -> None:
         """Draw all parts."""
@@ -98,9 +104,9 @@ def outcome_of(ended: Ended, item: pytest.Function) -> Outcome:
         tracebacks = [*_tracebacks(failed, ended)]
         parts = (*problems, *tracebacks, *_left_running(ended), *_observed(ended, findings))
         summary = _summary(ended, problems, failed, findings)
-        path, line, _ = item.reportinfo()
-        place = RankFailures(summary, parts, path=str(path), line=(line or 0) + 1)
-        return Outcome("failed", by_ranks=any(failed.values()), failures=place)
+        path, line = _place(ended, problems, failed, item)
+        failures = RankFailures(summary, parts, path=path, line=line)
+        return Outcome("failed", by_ranks=any(failed.values()), failures=failures)
     return _without_failure([report for phases in reports.values() for report in phases], ended)
 
 
@@ -241,6 +247,9 @@ def _observed(ended: Ended, findings: list[Finding]) -> Iterator[Part]:
         yield Part("distdiag", f"no check found a reason; checked: {', '.join(report.checked)}")
 
 
+# What stands in one line, and where in the test it is.
+
+
 def _summary(
     ended: Ended,
     problems: list[Part],
@@ -256,6 +265,23 @@ def _summary(
             message = crash.message if crash is not None else report.longreprtext
             return f"rank {rank}: {message}"
     return shown[0]
+
+
+def _place(
+    ended: Ended,
+    problems: list[Part],
+    failed: Mapping[int, list[pytest.TestReport]],
+    item: pytest.Function,
+) -> tuple[str, int]:
+    """Return the file and line that the summary speaks of; those of the test if of no line."""
+    if not problems:
+        for rank in _first_to_raise(failed, ended):
+            for report in failed[rank]:
+                crash = getattr(report.longrepr, "reprcrash", None)
+                if crash is not None:
+                    return str(crash.path), int(crash.lineno)
+    path, line, _ = item.reportinfo()
+    return str(path), (line or 0) + 1
 
 
 def _groups(by_rank: Mapping[int, K]) -> Iterator[tuple[K, RankSet]]:

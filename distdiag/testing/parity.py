@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from distdiag.testing.plan import Measured
 
@@ -33,13 +33,15 @@ MOST_VALUES: Final = 1 << 20
 
 
 def measure(returned: object) -> Measured:
-    """Return the numbers of a loss, of a list of losses, or of a dict of such and of tensors.
+    """Return the numbers of a loss, a list of losses, a dict of such and of tensors, or a model.
+
+    Of a model these are its parameters, in its order and under the names without those of wrappers.
 
     Raises:
         TypeError: it is something else.
 
     """
-    named = returned if isinstance(returned, Mapping) else {"loss": returned}
+    named = returned if isinstance(returned, Mapping) else _named(returned)
     values: dict[str, list[float]] = {}
     dtypes: dict[str, str] = {}
     series: list[str] = []
@@ -53,6 +55,16 @@ def measure(returned: object) -> Measured:
         else:
             values[name], dtypes[name] = _numbers(value, name)
     return Measured(values=values, dtypes=dtypes, series=tuple(series))
+
+
+def _named(returned: object) -> dict[str, Any]:
+    import torch
+
+    from distdiag.probes.models.modules import clean_name
+
+    if isinstance(returned, torch.nn.Module):
+        return {clean_name(name): value for name, value in returned.named_parameters()}
+    return {"loss": returned}
 
 
 def _numbers(value: object, name: str) -> tuple[list[float], str]:
@@ -127,6 +139,8 @@ def parity_problem(
     if not found:
         return None
     lines = [difference.sentence(world_size) for difference in found[:MOST_SHOWN]]
+    if len(found) > 1:
+        lines[0] = f"{len(found)} of {len(base.values)} names differ, the first is {lines[0]}"
     if len(found) > MOST_SHOWN:
         lines.append(f"and {len(found) - MOST_SHOWN} more names differ")
     return "\n".join([*lines, _allowance(base, found[0].name, rtol, noise)])

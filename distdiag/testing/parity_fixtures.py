@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from distdiag.events.errors import UsageError
+from distdiag.testing.kept import keep_failure
 from distdiag.testing.mark import read_mark, read_world_sizes
 from distdiag.testing.outcome import outcome_of, output_sections
 from distdiag.testing.parity import Rtol, measure, parity_problem, replicas_problem
@@ -82,11 +83,17 @@ class AssertParity:
     def __init__(self, item: pytest.Function) -> None:
         self._item = item
         self._num_calls = 0
+        marker = item.get_closest_marker("distdiag")
+        given = dict(marker.kwargs) if marker is not None else {}
+        given.pop("world_size", None)
+        self._of_mark: Mapping[str, Any] = given
+        params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        self._sizes = (1, int(params.get("distdiag_world_size", 2)))
 
     def __call__(
         self,
         step_fn: StepFunction | str | Path,
-        world_sizes: Iterable[int] = (1, 2),
+        world_sizes: Iterable[int] | None = None,
         rtol: Rtol = "auto",
         *,
         args: Sequence[str] = (),
@@ -98,13 +105,16 @@ class AssertParity:
 
         `step_fn` is a function, or the path of a script, which then gets `args`, and is compared
         for so many `steps` with the options `parity_args` of ``distdiag parity``. `options` are
-        those of the mark: backend, timeout, fail_on; of a script, the timeout of each run.
+        those of the mark: backend, timeout, fail_on; of a script, the timeout of each run. In a
+        test with the mark, its arguments count where none are given here; `world_sizes` are 1 and
+        that of the mark, 1 and 2 without one.
         """
         __tracebackhide__ = True
         call, self._num_calls = self._num_calls, self._num_calls + 1
         try:
-            sizes = read_world_sizes(tuple(world_sizes))
-            mark = read_mark((), options)
+            sizes = self._sizes if world_sizes is None else read_world_sizes(tuple(world_sizes))
+            # The numbers decide: that ranks differ may be what the test is about.
+            mark = read_mark((), {"fail_on": "error", **self._of_mark, **options})
         except UsageError as error:
             pytest.fail(str(error).replace("distdiag mark", "assert_parity"), pytrace=False)
         others = [size for size in sizes if size != 1]
@@ -121,16 +131,17 @@ class AssertParity:
                 base, by_rank[0], noise, rtol=rtol, world_size=size
             )
             if problem:
-                pytest.fail(f"world size {size} against 1: {problem}", pytrace=False)
+                pytest.fail(f"world size {size} against 1: {problem}")
 
     def _run(self, mark: Mark, call: int, world_size: int) -> dict[int, Measured]:
         __tracebackhide__ = True
         ended = run_ranks(self._item, mark, world_size, ParityRun(call=call))
         outcome = outcome_of(ended, self._item)
         if outcome.kind == "failed":
+            keep_failure(self._item, ended, outcome)
             for title, text in output_sections(ended):
                 self._item.add_report_section("call", title, text)
-            pytest.fail(f"world size {world_size}:\n{outcome.failures}", pytrace=False)
+            pytest.fail(f"world size {world_size}:\n{outcome.failures}")
         measured = {
             rank: result.measured
             for rank, result in ended.results.items()
@@ -139,8 +150,7 @@ class AssertParity:
         if len(measured) < world_size:
             pytest.fail(
                 f"world size {world_size}: not every rank came to call {call + 1} of "
-                "assert_parity: is it under a condition?",
-                pytrace=False,
+                "assert_parity: is it under a condition?"
             )
         return measured
 
@@ -156,7 +166,7 @@ class MeasureHere:
         """Measure the one call that is asked for; those before it are left out."""
         plan = self._plugin.plan
         if plan.parity is None:
-            pytest.fail("assert_parity starts ranks itself: it needs no mark", pytrace=False)
+            pytest.fail("assert_parity must be an argument of a test with the mark", pytrace=False)
         call, self._num_calls = self._num_calls, self._num_calls + 1
         if call == plan.parity.call:
             self._plugin.report_measured(measure(step_fn(self._plugin.rank, plan.world_size)))
@@ -190,7 +200,7 @@ def loss_parity(losses: Mapping[int, Sequence[float]], rtol: Rtol = "auto") -> N
             measured[smallest], measured[size], None, rtol=rtol, world_size=size // smallest
         )
         if problem:
-            pytest.fail(f"world size {size} against {smallest}: {problem}", pytrace=False)
+            pytest.fail(f"world size {size} against {smallest}: {problem}")
 
 
 def _compare_script(
@@ -204,4 +214,4 @@ def _compare_script(
     except UsageError as error:
         pytest.fail(f"assert_parity: {script} cannot be compared:\n{error}", pytrace=False)
     if problem:
-        pytest.fail(problem, pytrace=False)
+        pytest.fail(problem)

@@ -12,7 +12,7 @@
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -23,6 +23,9 @@ from distdiag.record.run_dir import write_atomically
 A = TypeVar("A")
 R = TypeVar("R")
 
+Reuse = Literal["module"]
+"""For which tests the process that ranks are forked from is kept."""
+
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of ``@pytest.mark.distdiag``, checked."""
@@ -30,7 +33,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     world_size: tuple[int, ...] = (2,)
     backend: str = "gloo"
     timeout: float = 60.0
-    fail_on: FailOn = "error"
+    fail_on: FailOn = "warning"
+    reuse: Reuse | None = None
 
 
 class ParityRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.record.run_dir import RunDir
 from distdiag.record.status_page import start_ticks
 from distdiag.testing.plan import Folder
+from distdiag.testing.reuse import ForkedRank, RankServer
 
 # A port for the ranks of a test that nobody else can take before they do.
 
@@ -59,11 +60,12 @@ _OF_LAUNCHERS: Final = (
 class Ranks:
     """The processes of one test. Leaving the context kills what is left of them."""
 
-    def __init__(self, folder: Folder, world_size: int) -> None:
-        """Prepare; nothing is started."""
+    def __init__(self, folder: Folder, world_size: int, server: RankServer | None = None) -> None:
+        """Prepare; nothing is started. Ranks are forked from the server, if there is one."""
+        self._server = server
         self._folder = folder
         self._world_size = world_size
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes] | ForkedRank] = {}
         self.stopped: set[int] = set()
         """Ranks that did not end by themselves."""
 
@@ -140,8 +142,12 @@ class Ranks:
         for process in self._processes.values():
             _kill_families(_session(process.pid))
 
-    def _start(self, rank: int, listener: socket.socket) -> subprocess.Popen[bytes]:
+    def _start(self, rank: int, listener: socket.socket) -> subprocess.Popen[bytes] | ForkedRank:
         environ = _environment(rank, self._world_size, listener.getsockname()[1])
+        if self._server is not None:
+            passed = listener.fileno() if rank == 0 else None
+            with self._folder.log(rank).open("wb") as log:
+                return self._server.start(self._folder.root, environ, log, passed)
         descriptors: tuple[int, ...] = ()
         if rank == 0:
             descriptors = (listener.fileno(),)
@@ -158,11 +164,28 @@ class Ranks:
             )
 
 
-def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return what torchrun would set, so that ``init_process_group`` needs no arguments."""
+def server_environment() -> dict[str, str]:
+    """Return the environment of a process that is no rank itself, and that ranks are forked from.
+
+    /proc shows it of the ranks as well, so it holds no numbers of a rank.
+    """
+    environ = _without_launcher()
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    scheduled = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    return {name: value for name, value in environ.items() if name not in (*numbers, *scheduled)}
+
+
+def _without_launcher() -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
     home = str(Path(__file__).parents[2])
     paths = [home, *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
+    own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+    return environ | own
+
+
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return what torchrun would set, so that ``init_process_group`` needs no arguments."""
+    environ = _without_launcher()
     own: Mapping[str, object] = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -174,8 +197,6 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": f"pytest-{os.getpid()}-{port}",
         # Rank 0 keeps the store on the socket that it was given; all ranks are its clients.
         "TORCHELASTIC_USE_AGENT_STORE": True,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PYTHONUNBUFFERED": 1,
     }
     environ.setdefault("OMP_NUM_THREADS", "1")
     return environ | {name: str(value) for name, value in own.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -73,13 +74,15 @@ class _Quiet:
                 config.pluginmanager.unregister(plugin)
 
 
-def main(root: str) -> int:
+def main(root: str, *, is_forked: bool = False) -> int:
     """Run the test and return the exit status of this rank."""
-    _die_with_parent()
+    die_with_parent()
     folder = Folder(Path(root))
     plan = msgspec.json.decode(folder.plan.read_bytes(), type=RankPlan)
     sys.path[:] = plan.search_path
     agent = _start_agent(folder, plan)
+    if is_forked:
+        gc.freeze()  # pytest collects garbage when it ends: what all ranks share is none
     plugin = RankPlugin(folder, plan, rank=int(os.environ["RANK"]), agent=agent)
     store = None
     try:
@@ -97,8 +100,8 @@ def main(root: str) -> int:
     return status
 
 
-def _die_with_parent() -> None:
-    """Let the kernel kill this rank when pytest is killed, so that none is left behind."""
+def die_with_parent() -> None:
+    """Let the kernel kill this process when pytest is killed, so that none is left behind."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() == 1:
         os._exit(_NOT_RUN)
@@ -167,7 +170,7 @@ def _run_pytest(folder: Folder, plan: RankPlan, plugin: RankPlugin) -> None:
     plugin.require_run()
 
 
-def _leave(status: int) -> None:
+def leave(status: int) -> None:
     """End without the interpreter's teardown, in which threads of gloo may abort the process."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -177,4 +180,4 @@ def _leave(status: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave(main(sys.argv[1]))
+    leave(main(sys.argv[1]))

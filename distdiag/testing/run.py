@@ -23,7 +23,8 @@ from distdiag.live.report import report_of
 from distdiag.live.text import job_text
 from distdiag.reports import read_report
 from distdiag.testing.plan import Folder, Mark, ParityRun, RankPlan, RankResult, pickled
-from distdiag.testing.processes import POLL_S, Ranks
+from distdiag.testing.processes import POLL_S, Ranks, server_environment
+from distdiag.testing.reuse import RankServer, server_for
 
 # Where the ranks of a test stand when its time is up, and what their stacks alone show.
 
@@ -38,13 +39,21 @@ class Stacks(NamedTuple):
     report: Report | None = None
 
 
-def take_stacks(pids: Mapping[int, int]) -> Stacks:
+def take_stacks(pids: Mapping[int, int], world_size: int) -> Stacks:
     """Take the Python stacks of all ranks that still run."""
     ranks = frozenset(pids)
     try:
-        found = ranks_of_pids(list(pids.values()))
+        seen = ranks_of_pids(list(pids.values()))
     except UsageError as error:
         return Stacks(ranks, f"no stacks could be taken: {error}\n")
+    by_pid = {pid: rank for rank, pid in pids.items()}
+    # The environment that /proc shows of a forked process tells no numbers.
+    found = tuple(
+        msgspec.structs.replace(
+            each, rank=by_pid[each.pid], local_rank=by_pid[each.pid], world_size=world_size
+        )
+        for each in seen
+    )
     jobs = jobs_of([take_dump(found, timeout_s=STACKS_S, say=lambda _: None)])
     if not jobs:
         return Stacks(ranks, "all ranks had ended before their stacks could be taken\n")
@@ -130,7 +139,8 @@ def run_ranks(
     """Run a test on so many ranks; when this returns or raises, no process of theirs is left."""
     with _folder() as folder:
         _write_plan(folder, item, mark, world_size, parity)
-        return _run(folder, mark, world_size)
+        server = server_for(item, server_environment()) if mark.reuse else None
+        return _run(folder, mark, world_size, server)
 
 
 @contextmanager
@@ -176,7 +186,7 @@ def _fixtures(item: pytest.Function) -> dict[str, Any]:
     }
 
 
-def _run(folder: Folder, mark: Mark, world_size: int) -> Ended:
+def _run(folder: Folder, mark: Mark, world_size: int, server: RankServer | None) -> Ended:
     stacks = early = None
 
     def has_failed(rank: int) -> bool:
@@ -188,12 +198,12 @@ def _run(folder: Folder, mark: Mark, world_size: int) -> Ended:
     def has_begun() -> bool:
         return all(folder.began(rank).exists() for rank in range(world_size))
 
-    with Ranks(folder, world_size) as ranks:
+    with Ranks(folder, world_size, server) as ranks:
         is_over = ranks.wait(START_S, has_failed=has_failed, until=has_begun)
         if has_begun():
             is_over = ranks.wait(mark.timeout, has_failed=has_failed)
         if not is_over:
-            stacks = take_stacks(ranks.pids)
+            stacks = take_stacks(ranks.pids, world_size)
             early = _early_report(folder)
         statuses = ranks.statuses
         if early is not None:

@@ -14,6 +14,7 @@ from distdiag.testing.plan import Mark
         ((4,), {}, Mark(world_size=(4,))),
         ((), {"world_size": [1, 2]}, Mark(world_size=(1, 2))),
         ((), {"timeout": 5, "fail_on": "warning"}, Mark(timeout=5, fail_on="warning")),
+        ((), {"reuse": "module"}, Mark(reuse="module")),
     ],
 )
 def test_arguments_that_are_right(args, kwargs, mark):
@@ -33,6 +34,7 @@ def test_arguments_that_are_right(args, kwargs, mark):
         ((), {"timeout": 0}),
         ((), {"timeout": "5"}),
         ((), {"fail_on": "info"}),
+        ((), {"reuse": "session"}),
         ((), {"ranks": 2}),
     ],
 )
