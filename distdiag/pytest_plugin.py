@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         option.distdiag_report_dir = str(Path(option.distdiag_report_dir).absolute())
     config.addinivalue_line(
         "markers",
-        'distdiag(world_size=2, backend="gloo", timeout=60, fail_on="warning"): run the test in so '
+        'distdiag(world_size=2, backend="gloo", timeout=60, fail_on="error"): run the test in so '
         "many processes with torch.distributed initialised, under observation; world_size may be "
         'a list; with reuse="module" torch is imported once for the tests of a module',
     )

@@ -163,11 +163,11 @@ def write_and_read(name, wait):
         with open(path) as file:
             assert file.read() == "whole"
 
-@pytest.mark.distdiag(world_size=2, reuse="module")
+@pytest.mark.distdiag(world_size=2, reuse="module", fail_on="warning")
 def test_unordered():
     write_and_read("unordered", lambda: time.sleep(2 * dist.get_rank()))
 
-@pytest.mark.distdiag(world_size=2, reuse="module")
+@pytest.mark.distdiag(world_size=2, reuse="module", fail_on="warning")
 def test_ordered():
     write_and_read("ordered", dist.barrier)
 """

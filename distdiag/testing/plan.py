@@ -33,7 +33,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     world_size: tuple[int, ...] = (2,)
     backend: str = "gloo"
     timeout: float = 60.0
-    fail_on: FailOn = "warning"
+    fail_on: FailOn = "error"
     reuse: Reuse | None = None
 
 
