@@ -265,8 +265,11 @@ class NumericsProbe(Probe):
     def _look_before_update(self, optimizer: object) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             return
-        held = [each for each in parameters_of(optimizer) if each.grad is not None]
-        if self._reads_parameters or not held:  # a program may have dropped them all
+        parameters = parameters_of(optimizer)
+        is_read = self._reads_parameters
+        if is_read or all(each.grad is None for each in parameters):
+            # A program may have dropped them all.
+            held = [each for each in parameters if each.grad is not None] if is_read else []
             self._this_window().has_read_gradients = True
             gradients = [each.grad for each in held if each.grad is not None]
             self._read_all("gradient", held, gradients)
