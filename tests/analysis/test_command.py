@@ -257,7 +257,7 @@ def test_a_post_mortem_does_not_list_what_no_file_could_show(analyze, tmp_path):
 
 def test_the_verdict_comes_first_and_what_was_read_after_the_findings(analyze, tmp_path):
     (tmp_path / "train.log").write_text(log_of([0, 1]))
-    out = analyze("train.log").stdout
+    out = " ".join(analyze("train.log").stdout.split())
     assert out.startswith("distdiag: 1 error: ") and "; the run failed" in out
     assert out.index("ERROR HNG001") < out.index("What was read") < out.index("checks looked")
     assert "log of ranks 0-1: 18 of 18 lines understood" in out

@@ -16,8 +16,10 @@ PROBES = (
     "functional-collectives",
     "gradient-sums",
     "loads",
+    "loss-numbers",
     "losses",
     "models",
+    "numerics",
     "process-groups",
     "random-states",
     "routing",
@@ -27,8 +29,12 @@ PROBES = (
     "sequence",
     "step-draws",
     "step-feeds",
+    "step-memory",
     "steps",
     "store-calls",
+    "summed-parts",
+    "surroundings",
+    "updates",
     "work",
 )
 RECORDING = (
