@@ -216,6 +216,7 @@ def test_sleeps():
     run(text).assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_under_xdist_a_failure_keeps_the_message_and_the_line_of_the_rank(run, tmp_path):
     pytest.importorskip("xdist")
     xml = tmp_path / "junit.xml"
