@@ -31,7 +31,7 @@ PLACES = (
     ("layers.2.norm2.grad", "layers.2.norm2", "backward", 5),
     ("layers.1.attention.qkv.grad", "layers.1.attention.qkv", "backward", 9),
     ("head.grad", "head", "backward", 17),
-    ("layers.0.attention.out.grad", "layers.0", "backward", 34),
+    ("layers.0.attention.out.grad", "layers.0.attention.out", "backward", 34),
     ("norm.grad", "norm", "backward", 40),
     ("layers.1.up.update", "", "update", 3),
     ("layers.1.up.weight", "layers.1.up", "gradient", 4),
@@ -41,7 +41,7 @@ FAULTS = [
     for wrapper in ("ddp", "fsdp2")
     for number, (place, module, stage, step) in enumerate(PLACES)
     if (wrapper, stage) != ("fsdp2", "gradient")  # a hook of a shard is no place in a backward pass
-] + [("fsdp2", "layers.0.down.out", "nan", 1, 64, "layers.0.down", "forward")]
+] + [("fsdp2", "layers.0.down.out", "nan", 1, 70, "layers.0.down", "forward")]
 QUICK = {
     ("ddp", "layers.0.norm1.out"),
     ("fsdp2", "layers.1.down.grad"),

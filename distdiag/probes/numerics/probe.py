@@ -41,7 +41,7 @@ from distdiag.probes.tensors.by_identity import WeakMembers
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
-_FIRST_CLOSE: Final = 32
+_FIRST_CLOSE: Final = 64
 _FIRST_CLOSE_ON_GPU: Final = 4
 _FIRST_CLOSE_IN_LIGHT: Final = 2
 """At so many first steps all modules are read: most that begin wrong are wrong by then. On a GPU,
