@@ -40,7 +40,8 @@ def main() -> int:
     answers = [*joined(by_rank), *_clocks(), *_collectives(on_gpu=on_gpu)]
     is_bad = worst(answers) is State.BAD
     if dist.get_rank() == 0:
-        print("\n".join(lines(answers)), flush=True)  # noqa: T201 (this is its output)
+        sys.stdout.write("\n".join(lines(answers)) + "\n")
+        sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
     return int(is_bad)

@@ -66,6 +66,7 @@ class NonFinite(Event, frozen=True, kw_only=True):
     `places` are the first ones in their order, of `num_places`; `infinite` are places with
     negative infinity only, as masks have, before the first of them. A later event of the same step
     and window replaces an earlier one. `site` is the call of the backward pass, if there was one.
+    `are_modules_read`: the outputs of modules were looked at in this step, and not the loss alone.
     """
 
     window: int
@@ -75,6 +76,7 @@ class NonFinite(Event, frozen=True, kw_only=True):
     infinite: tuple[NonFinitePlace, ...] = ()
     is_loss_finite: bool | None = None
     site: CallSite = CallSite(())
+    are_modules_read: bool = True
 
 
 class NearOverflow(Event, frozen=True, kw_only=True):

@@ -65,6 +65,8 @@ class NonFiniteOrigin(Check[NonFiniteView]):
         message = f"the first {word} of step {view.step} is {place_phrase(place)}"
         if place.stage in _COMBINED and len(view.by_rank) > 1:
             message += "; what each rank gave to it was not read"
+        if not event.are_modules_read:
+            message += "; modules were not read in this step, to save time ([numerics] cost_share)"
         if not view.is_harmful:
             message += f"; {what_came_of(event)}"
         yield self.finding(

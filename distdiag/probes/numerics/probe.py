@@ -422,6 +422,7 @@ class NumericsProbe(Probe):
             infinite=tuple(map(self._place, window.infinite)),
             is_loss_finite=window.is_loss_finite,
             site=window.site,
+            are_modules_read=window.detail >= Detail.USUAL,
         )
 
     def _place(self, reading: Reading) -> NonFinitePlace:

@@ -68,6 +68,12 @@ def test_the_rank_that_made_it_is_named_and_not_those_that_got_it_by_a_reduction
     assert [list(each.ranks) for each in found.evidence] == [[0], [1]]
 
 
+def test_it_is_said_where_modules_were_not_read():
+    unread = [report(rank, 3, place("loss", ""), are_modules_read=False) for rank in (0, 1)]
+    (found,) = judged(*unread, step_end(0, 3), step_end(1, 3))
+    assert "modules were not read in this step" in found.message
+
+
 def test_all_ranks_are_named_that_met_it_at_the_same_place():
     (found,) = judged(report(0, 3), report(1, 3))
 
