@@ -1,7 +1,7 @@
 """Small logs of jobs that failed, in the formats of their launchers, each with its truth.
 
 The formats are those of the launchers' sources and documentation; the values are made up. All have
-one fault, `read(7)` at /work/train.py:9 that raises ValueError, or a process that was ended.
+one fault, `read(7)` at /data/train.py:9 that raises ValueError, or a process that was ended.
 """
 
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from typing import NamedTuple
 HEAD = "Traceback (most recent call last):"
 FAULT = (
     HEAD,
-    '  File "/work/train.py", line 9, in <module>',
+    '  File "/data/train.py", line 9, in <module>',
     "    read(7)",
     "ValueError: shard 7 has 0 rows",
 )
 LIBRARY = "/opt/venv/lib/python3.11/site-packages"
 PEER_GONE = (
     HEAD,
-    '  File "/work/train.py", line 12, in <module>',
+    '  File "/data/train.py", line 12, in <module>',
     "    dist.all_reduce(x)",
     f'  File "{LIBRARY}/torch/distributed/distributed_c10d.py", line 3252, in all_reduce',
     "    work.wait()",
@@ -33,7 +33,7 @@ class Truth(NamedTuple):
     severity: str = "error"
 
 
-RAISED_2 = Truth("HNG001", 2, ("ValueError: shard 7 has 0 rows", "/work/train.py:9"))
+RAISED_2 = Truth("HNG001", 2, ("ValueError: shard 7 has 0 rows", "/data/train.py:9"))
 
 
 def raised_by(who):
@@ -124,7 +124,7 @@ LOGURU = (
     "function '<module>', process 'MainProcess' (31), thread 'MainThread' (140):",
     HEAD,
     "",
-    '> File "/work/train.py", line 9, in <module>',
+    '> File "/data/train.py", line 9, in <module>',
     "    read(7)",
     "    └ <function read at 0x7f0000000000>",
     "",
@@ -132,7 +132,7 @@ LOGURU = (
 )
 SPAWN_HEAD = (
     HEAD,
-    '  File "/work/launch.py", line 30, in <module>',
+    '  File "/data/launch.py", line 30, in <module>',
     "    mp.spawn(main, nprocs=4)",
     "torch.multiprocessing.spawn.ProcessRaisedException: ",
     "",
@@ -140,7 +140,7 @@ SPAWN_HEAD = (
 )
 RAY_TASK = (
     HEAD,
-    '  File "/work/driver.py", line 20, in <module>',
+    '  File "/data/driver.py", line 20, in <module>',
     "    ray.get(workers)",
     f'  File "{LIBRARY}/ray/_private/worker.py", line 2782, in get',
     "    raise value.as_instanceof_cause()",
@@ -150,7 +150,7 @@ RAY_TASK = (
 )
 ACTOR_DIED = (
     HEAD,
-    '  File "/work/driver.py", line 20, in <module>',
+    '  File "/data/driver.py", line 20, in <module>',
     "    ray.get(workers)",
     "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
     "\tclass_name: TrainWorker",
@@ -171,7 +171,7 @@ MPI_SIGNAL = (
 )
 NCCL_GONE = (
     HEAD,
-    '  File "/work/train.py", line 12, in <module>',
+    '  File "/data/train.py", line 12, in <module>',
     "    loss.backward()",
     f'  File "{LIBRARY}/torch/autograd/graph.py", line 825, in _engine_run_backward',
     "    return Variable._execution_engine.run_backward(",
@@ -518,7 +518,7 @@ FAILED = {
     "spawn, a failing status": (
         lines(
             HEAD,
-            '  File "/work/launch.py", line 30, in <module>',
+            '  File "/data/launch.py", line 30, in <module>',
             "    mp.spawn(main, nprocs=4)",
             "torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with exit "
             "code 3",
@@ -553,11 +553,11 @@ FAILED = {
     ),
     # loggers and terminals
     "rich": (
-        lines(*boxed("/work/train.py:9 in <module>", "", "❱ 9 read(7)")),
+        lines(*boxed("/data/train.py:9 in <module>", "", "❱ 9 read(7)")),
         raised_by("a process"),
     ),
     "rich with prefixes": (
-        lines(*with_prefix("[rank2]: ", boxed("/work/train.py:9 in <module>", "", "❱ 9 read(7)"))),
+        lines(*with_prefix("[rank2]: ", boxed("/data/train.py:9 in <module>", "", "❱ 9 read(7)"))),
         RAISED_2,
     ),
     "loguru": (lines(*LOGURU), raised_by("a process in")),
@@ -570,7 +570,7 @@ FAILED = {
             "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
             "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
         ),
-        Truth("HNG001", "a process in", ("device-side assert", "/work/train.py:9")),
+        Truth("HNG001", "a process in", ("device-side assert", "/data/train.py:9")),
     ),
     "words of a tracker at exit": (
         lines(
@@ -597,7 +597,7 @@ FAILED = {
     "broken at 40 columns": (
         lines(
             f"[rank2]: {HEAD}",
-            '[rank2]:   File "/work/some/folder/with/',
+            '[rank2]:   File "/data/some/folder/with/',
             'a/long/name/train.py", line 9, in <modul',
             "e>",
             "[rank2]:     read(7)",
@@ -733,7 +733,7 @@ FAILED = {
                 "[rank1]: ",
                 (
                     HEAD,
-                    '  File "/work/train.py", line 12, in <module>',
+                    '  File "/data/train.py", line 12, in <module>',
                     "    torch.npu.synchronize()",
                     f'  File "{LIBRARY}/torch_npu/npu/utils.py", line 60, in synchronize',
                     "RuntimeError: npuSynchronizeDevice: NPU function error: "
@@ -746,7 +746,7 @@ FAILED = {
                 ),
             )
         ),
-        Truth("HNG001", "", ("lost a peer", "/work/train.py:12"), "warning"),
+        Truth("HNG001", "", ("lost a peer", "/data/train.py:12"), "warning"),
     ),
     "the debug wrapper names one call only": (
         lines(
@@ -754,7 +754,7 @@ FAILED = {
                 "[rank0]: ",
                 (
                     HEAD,
-                    '  File "/work/train.py", line 12, in <module>',
+                    '  File "/data/train.py", line 12, in <module>',
                     "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is "
                     "running inconsistent collective: CollectiveFingerPrint(OpType=BROADCAST, "
                     "TensorShape=[34], TensorDtypes=Float, TensorDeviceTypes=TensorOptions())",
@@ -840,12 +840,12 @@ FAILED = {
             "ALLREDUCE, Timeout(ms)=1800000) r",
             "an for 1804582 milliseconds before timing out.",
             HEAD,
-            '  File "/work/train.py", line 26, in train',
+            '  File "/data/train.py", line 26, in train',
             "    loss.backward()",
             f'  File "{LIBRARY}/torch/autograd/__init__.py", line 149, in backward',
             "RuntimeError: NCCL error in: NCCLUtils.hpp:158, unhandled system error, NCCL version "
             "21.0.3",
         ),
-        Truth("HNG001", "", ("unhandled system error", "/work/train.py:26"), "warning"),
+        Truth("HNG001", "", ("unhandled system error", "/data/train.py:26"), "warning"),
     ),
 }

@@ -876,7 +876,7 @@ case(
     "a fingerprint in a log that names no rank",
     [
         "Traceback (most recent call last):",
-        '  File "/work/train.py", line 22, in main',
+        '  File "/data/train.py", line 22, in main',
         "    dist.reduce(x, 0)",
         "RuntimeError: Detected mismatch between collectives on ranks. "
         + ", but ".join(
@@ -902,7 +902,7 @@ case(
         f"(EngineCore pid=1879) ERROR 03-29 12:59:53 [core.py:1099] {line}"
         for line in (
             "Traceback (most recent call last):",
-            '  File "/work/engine.py", line 73, in run',
+            '  File "/data/engine.py", line 73, in run',
             "    engine = make()",
             "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)",
         )
@@ -963,7 +963,7 @@ case(
     [
         "[E ProcessGroupGloo.cpp:138] [Rank 0]: Rank 2 failed to pass monitoredBarrier in 9000 ms",
         "Traceback (most recent call last):",
-        '  File "/work/train.py", line 20, in <module>',
+        '  File "/data/train.py", line 20, in <module>',
         "    dist.monitored_barrier()",
         "RuntimeError: Rank 2 failed to pass monitoredBarrier in 9000 ms",
     ],

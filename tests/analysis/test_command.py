@@ -123,7 +123,7 @@ def test_the_rank_of_a_file_can_be_told(analyze, tmp_path):
 
 FULL = "Error while creating shared memory segment /dev/shm/nccl-a1 (size 9637888)"
 RAISED = f"""Traceback (most recent call last):
-  File "/work/train.py", line 9, in <module>
+  File "/data/train.py", line 9, in <module>
     dist.barrier()
   File "/opt/site-packages/torch/distributed/distributed_c10d.py", line 4551, in barrier
     work = group.barrier(opts=opts)
@@ -189,7 +189,7 @@ def test_the_folder_of_a_job_is_read_without_its_sources_weights_and_data(analyz
 
 def test_a_dump_of_several_jobs_is_one_report_for_each(analyze, tmp_path):
     thread = {"thread_name": "MainThread", "pid": 7, "thread_id": 1, "active": True}
-    frame = {"name": "main", "filename": "/work/train.py", "line": 9}
+    frame = {"name": "main", "filename": "/data/train.py", "line": 9}
     for job in ("job-node0_29500", "job-node0_29501"):
         (tmp_path / "dumps" / job).mkdir(parents=True)
         for rank in range(2):
@@ -215,7 +215,7 @@ def test_a_fault_that_no_rank_is_known_of_blames_nobody(analyze, tmp_path):
 
 def test_a_known_fault_is_a_note_beside_what_is_proven(analyze, tmp_path):
     raised = (
-        'Traceback (most recent call last):\n  File "/work/train.py", line 9, in f\nValueError: x'
+        'Traceback (most recent call last):\n  File "/data/train.py", line 9, in f\nValueError: x'
     )
     text = log_of([1], raised) + log_of([0], f"NCCL WARN {FULL}")
     (tmp_path / "train.log").write_text(text)

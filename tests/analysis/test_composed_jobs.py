@@ -79,7 +79,7 @@ def compose(chance):
         *FAILED[end][: len(FAILED[end]) - cut],
     ]
     parts = (fault, prefix, end, encoding, before, f"victim {has_victim}", f"cut {cut}")
-    words = ("ValueError: shard 7 has 0 rows", "/work/train.py:9")
+    words = ("ValueError: shard 7 has 0 rows", "/data/train.py:9")
     is_named = names_rank or (end != "nothing" and not cut)
     return Composed(parts, encoded(lines, encoding), "HNG001", words, is_named)
 

@@ -11,11 +11,11 @@ from tests.analysis.failed_logs import FAILED, RAISED_2, Truth, died, raised_by
 from tests.analysis.healthy_logs import HEALTHY
 
 INPUTS = Path(__file__).parent / "postmortem"
-MISSING = ("ModuleNotFoundError: No module named 'wheel_that_is_missing'", "/work/train.py:4")
-NO_SPACE = ("Error while creating shared memory segment /dev/shm/nccl-a1", "/work/train.py:9")
+MISSING = ("ModuleNotFoundError: No module named 'wheel_that_is_missing'", "/data/train.py:4")
+NO_SPACE = ("Error while creating shared memory segment /dev/shm/nccl-a1", "/data/train.py:9")
 
 OF_FILES = {
-    "f4_order.log": Truth("HNG001", 3, ("FileNotFoundError: shard-7", "/work/train.py:9")),
+    "f4_order.log": Truth("HNG001", 3, ("FileNotFoundError: shard-7", "/data/train.py:9")),
     "f8_exit1.log": Truth("HNG001", 2, MISSING),
     "f8_sigkill.log": died(2, "SIGKILL"),
     "f9_deepspeed.log": died(1, "SIGKILL"),

@@ -127,7 +127,7 @@ def test_a_pickle_that_is_no_dump_is_foreign(tmp_path):
 
 def test_of_each_file_it_is_reported_how_much_was_understood(tmp_path):
     jobs_dumps(tmp_path, world=1)
-    trace = ["Traceback (most recent call last):", '  File "/work/a.py", line 9, in f', "E: no"]
+    trace = ["Traceback (most recent call last):", '  File "/data/a.py", line 9, in f', "E: no"]
     lines = ["step 1", *(f"[rank3]: {line}" for line in trace), "step 2"]
     (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
     (tmp_path / "notes.txt").write_text("hello\nworld")

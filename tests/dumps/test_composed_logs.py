@@ -111,7 +111,7 @@ def test_the_fault_is_found_whatever_stands_around_it(prefix, end, before, encod
     ranks_of_fault = [rank for rank, kind in exceptions if kind == "ValueError"]
     event = next(e for (_, kind), e in exceptions.items() if kind == "ValueError")
     assert event.message == "shard 7 has 0 rows"
-    assert [(f.file, f.line) for f in event.frames if f.user] == [("/work/train.py", 9)]
+    assert [(f.file, f.line) for f in event.frames if f.user] == [("/data/train.py", 9)]
     is_told = names_rank or (end != "nothing" and not cut)
     assert ranks_of_fault == ([RANK] if is_told else [None]) or (
         not names_rank and ranks_of_fault == [RANK]

@@ -19,7 +19,7 @@ def line(rank=0, fault="nccl-shm-full", text=FULL, **values):
 
 
 def raised(rank, message="bad", **values):
-    frames = (Frame("/work/train.py", 9, "main"),)
+    frames = (Frame("/data/train.py", 9, "main"),)
     return event_of(
         Raised, rank, type="ValueError", message=message, frames=frames, traceback="", **values
     )

@@ -69,7 +69,7 @@ def test_a_harmless_line_is_of_no_row(line):
 
 
 def test_a_wait_for_another_file_is_no_known_fault():
-    assert fault_of_stack([Frame("/work/file_baton.py", 3, "hold")]) is None
+    assert fault_of_stack([Frame("/data/file_baton.py", 3, "hold")]) is None
 
 
 def test_a_version_without_the_fault_is_left_out():

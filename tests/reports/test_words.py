@@ -75,16 +75,16 @@ def test_a_headline_says_what_and_leaves_out_the_rest(message, expected):
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("/work/me/src/train.py", "src/train.py"),
-        ("/work/mean/train.py", "/work/mean/train.py"),
-        ("/work/me/.venv/lib/site-packages/torch/x.py", "…/site-packages/torch/x.py"),
+        ("/data/me/src/train.py", "src/train.py"),
+        ("/data/mean/train.py", "/data/mean/train.py"),
+        ("/data/me/.venv/lib/site-packages/torch/x.py", "…/site-packages/torch/x.py"),
         ("/usr/lib/python3/dist-packages/torch/x.py", "…/dist-packages/torch/x.py"),
         ("train.py", "train.py"),
         ("<frozen runpy>", "<frozen runpy>"),
     ],
 )
 def test_paths_are_shown_from_where_one_is(path, expected):
-    assert shown_path(path, "/work/me") == expected
+    assert shown_path(path, "/data/me") == expected
 
 
 def test_paths_within_texts_are_shortened_and_nothing_else(monkeypatch, tmp_path):
