@@ -128,10 +128,14 @@ class RunFolder:
 
 
 def _timed(noted: Sequence[Event]) -> Iterator[TimedEvent]:
-    """Yield what a monitor noted in its order, which the times of single events do not follow."""
+    """Yield what a monitor noted in its order, which the times of single events do not follow.
+
+    An end was noted when the process was found gone: after all that the rank wrote.
+    """
     last_ns = 0
     for event in noted:
-        last_ns = max(last_ns, event.time_ns)
+        noted_ns = event.gone_ns if isinstance(event, Exited) else 0
+        last_ns = max(last_ns, event.time_ns, noted_ns)
         yield last_ns, event
 
 

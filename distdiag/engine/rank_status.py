@@ -39,6 +39,7 @@ class RankStatuses:
         self._missed_peers: set[int] = set()
         self._left_ns: dict[int, int] = {}
         self._cause: Outcome | None = None
+        self._is_cause_sure = False
         self._was_hung = False
 
     def feed(self, event: Event) -> None:
@@ -66,14 +67,18 @@ class RankStatuses:
             self.exit_status.setdefault(event.rank, status)
 
     def settle(self, *, is_hung: bool) -> None:
-        """Decide what ended the run, when the first rank ended badly."""
-        if self._cause is not None:
+        """Decide what ended the run, when the first rank ended badly.
+
+        That a peer is gone may be told before the peer is seen dead: so far the cause is not sure.
+        """
+        if self._is_cause_sure:
             return
         bad = self.died | self.raised | {r for r in self._finished if self.exit_status[r]}
         if not bad:
             self._was_hung = is_hung
             return
         first = min(bad, key=self._order)
+        self._is_cause_sure = first not in self._missed_peers or not self.undisturbed
         is_killed = first in self.died or was_asked_to_end(self.exit_status.get(first))
         self._cause = Outcome.KILLED if is_killed else Outcome.FAILED
         if self._was_hung:

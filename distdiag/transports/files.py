@@ -84,8 +84,10 @@ class LocalFiles(EventSource):
         `interner` is shared with the other sources of the same engine. `family` is asked about the
         descendants of ranks that stand still.
         """
-        self._ranks = {rank: _RankFiles(run_dir, rank, interner, watch, family) for rank in ranks}
         self._clock = clock
+        self._ranks = {
+            rank: _RankFiles(run_dir, rank, interner, watch, family, clock) for rank in ranks
+        }
 
     @property
     def pids(self) -> Mapping[int, int]:
@@ -106,7 +108,13 @@ class _RankFiles:
     """The files and the process of one rank."""
 
     def __init__(
-        self, run_dir: RunDir, rank: int, interner: Interner, watch: Watch, family: Family | None
+        self,
+        run_dir: RunDir,
+        rank: int,
+        interner: Interner,
+        watch: Watch,
+        family: Family | None,
+        clock: Callable[[], int],
     ) -> None:
         self.pid: int | None = None
         self._rank = rank
@@ -114,6 +122,7 @@ class _RankFiles:
         self._note = run_dir.unobserved(rank)
         self._watch = watch
         self._family = family
+        self._clock = clock
         self._reader = EventReader(run_dir.folder, rank)
         self._decoder = EventDecoder(rank, interner)
         self._process: WatchedProcess | None = None
@@ -288,7 +297,7 @@ class _RankFiles:
             step=status.step,
             reason="the process is gone",
             status=self._process.exit_status if self._process is not None else None,
-            gone_ns=now_ns,
+            gone_ns=self._clock(),  # it wrote until after `now_ns`, perhaps
         )
 
 

@@ -12,6 +12,7 @@ from distdiag.analysis.run_folders import find_run_folders, is_run_folder
 from distdiag.events.errors import UsageError
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome, Severity
+from distdiag.record.wire import Interner
 from tests.fake_ranks import FakeJob
 
 READY = "open(rank.run_dir.root / f'ready-{rank.rank}', 'w').close()\n"
@@ -124,3 +125,20 @@ def test_two_runs_are_not_mixed(tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     with pytest.raises(UsageError, match="both hold rank 0; analyze one run at a time"):
         analyze([tmp_path])
+
+
+def test_an_end_that_a_monitor_noted_comes_after_what_the_rank_wrote_while_it_looked(tmp_path):
+    said = "from distdiag.events.lifecycle import Finished\nrank.all_reduce()\n"
+    before = "import time\nlooked_ns = time.monotonic_ns()\n"
+    written = "rank.recorder.event(Finished, exit_status=1)\n"
+    note = (
+        "from distdiag.events.lifecycle import Exited\n"
+        "from distdiag.transports.journal import Journal\n"
+        "Journal(rank.run_dir.journal).write(Exited(rank=0, seq=-1, time_ns=looked_ns, status=1,"
+        " gone_ns=time.monotonic_ns()))\n"
+    )
+    with job(tmp_path / "run", [said + before + written + note + WAIT]):
+        pass
+    (folder,) = find_run_folders([tmp_path])
+    kinds = [type(event).__name__ for _, event in folder.timed_events(Interner())]
+    assert kinds[-2:] == ["Finished", "Exited"]

@@ -48,6 +48,9 @@ def exited(rank, status=None, time_ns=0):
         ([[raised(0, time_ns=5), exited(1, -9, time_ns=4)]], Outcome.KILLED),
         # A killed process closes its connections before it is seen dead; a launcher waits.
         ([[raised(0, time_ns=5, message=GONE), exited(1, -9, time_ns=6)]], Outcome.KILLED),
+        ([[raised(0, time_ns=5, message=GONE)], [exited(1, -9, time_ns=6)]], Outcome.KILLED),
+        ([[raised(0, time_ns=5, message=GONE)], [exited(1, -15, time_ns=6)]], Outcome.FAILED),
+        ([[raised(0, time_ns=5)], [exited(1, -9, time_ns=6)]], Outcome.FAILED),
         ([[raised(0, time_ns=5, message=GONE), exited(1, -15, time_ns=6)]], Outcome.FAILED),
         ([[raised(0, time_ns=5, message=GONE), exited(1, -9, time_ns=31 * 10**9)]], Outcome.FAILED),
         ([[exited(0, -15, time_ns=1), finished(1, 3, time_ns=2)]], Outcome.FAILED),
