@@ -217,6 +217,10 @@ def _place(frame: Frame | None) -> str:
     return f" at {frame.file}:{frame.line}" if frame else ""
 
 
+States = Mapping[int, RankState]
+"""What is known of all ranks, by rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobView(View):
     """The job as a whole: when it stands still, when a rank left badly, and at the end.
@@ -226,7 +230,7 @@ class JobView(View):
 
     is_of_one_rank: ClassVar[bool] = True
 
-    states: Mapping[int, RankState]
+    states: States
     is_unexplained: bool = False
 
 
@@ -236,7 +240,7 @@ class StackView(View):
 
     is_of_one_rank: ClassVar[bool] = True
 
-    states: Mapping[int, RankState]
+    states: States
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,4 +260,4 @@ class LaunchView(View):
     is_of_one_rank: ClassVar[bool] = True
 
     event: RankStarted | GroupCreated | ProcessesSpawned
-    states: Mapping[int, RankState]
+    states: States

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from distdiag.findings.finding import Location
 from distdiag.findings.known_faults import KnownFault, fault_of_exception
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
-from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, was_asked_to_end
+from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, States, was_asked_to_end
 
 # What a rank's backend says when a peer of its has gone, or did not come.
 _PEER_IS_GONE = re.compile(
@@ -53,7 +53,6 @@ UNKNOWN_TOGETHER_NS: Final = 100_000_000
 SETTLED_S: Final = TOGETHER_NS / 1e9
 """So long after a rank has left or was killed it is clear which others do so as well."""
 
-States = Mapping[int, RankState]
 GroupId = tuple[str, int, int]
 EndKey = tuple[str, int | None, Location | None]
 

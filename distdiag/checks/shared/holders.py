@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,7 @@ from distdiag.findings.descriptions import (
 )
 from distdiag.findings.finding import Evidence, Location
 from distdiag.findings.source import location_of
-from distdiag.views.rank_states import RankState
+from distdiag.views.rank_states import RankState, States
 
 HOLDERS: Final = "holders"
 """The source of `Observed` that has who holds what a rank waits for, and the rank's children."""
@@ -29,8 +29,6 @@ HOLDERS: Final = "holders"
 MOST_KEYS: Final = 3
 MOST_SHOWN: Final = 4
 _MAIN: Final = "MainThread"
-
-States = Mapping[int, RankState]
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,9 @@ from distdiag.views.base import View
 from distdiag.views.rank_states import (
     JobView,
     LaunchView,
-    RankState,
     RankStatus,
     StackView,
+    States,
     WorkView,
 )
 
@@ -69,7 +69,6 @@ _MAIN: Final = "MainThread"
 MOST_NATIVE_FRAMES: Final = 12
 """The innermost ones tell what a rank waits for; the rest is the interpreter's."""
 
-States = Mapping[int, RankState]
 Shown = Generator[View, bool, None]
 """Views; what a ``yield`` returns says whether a check found something of warning or above."""
 

@@ -24,7 +24,7 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.generators import generator_states
 from distdiag.probes.guard import guarded
 from distdiag.probes.losses.terms import kind_of, saved
-from distdiag.probes.models.modules import ModuleHook, clean_name, is_compiled
+from distdiag.probes.models.modules import ModuleHook, class_name, clean_name, is_compiled
 from distdiag.probes.models.tensor_plans import address_of
 from distdiag.probes.models.wrappers import is_wrapped, unwrapped, wrapper_of
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
@@ -393,7 +393,7 @@ class StepFeeds(Probe):
         site = CallSite(frames)
         self._fed = _Fed(model, members, pending, sizes, norms, begin, site, has_drawn)
         parts = unwrapped(module).named_modules()
-        self._parts = {id(p): f"{clean_name(name)} {_class_of(p)}".strip() for name, p in parts}
+        self._parts = {id(p): f"{clean_name(name)} {class_name(p)}".strip() for name, p in parts}
 
     @staticmethod
     def _read(given: object) -> Pending:
@@ -406,7 +406,7 @@ class StepFeeds(Probe):
         if known is None:
             wrapper = wrapper_of(module, "")
             kind, ranks = (wrapper.kind, wrapper.ranks) if wrapper is not None else ("", ())
-            name = f"{kind} {_class_of(unwrapped(module))}".strip()
+            name = f"{kind} {class_name(unwrapped(module))}".strip()
             number = self._counts[name] = self._counts.get(name, 0) + 1
             known = (name if number == 1 else f"{name}#{number}", ranks)
             self._names[module] = known
@@ -512,10 +512,6 @@ class StepFeeds(Probe):
                 return
             self._waiting.popleft()
             self.recorder.event(ModelFed, **fields)
-
-
-def _class_of(module: nn.Module) -> str:
-    return type(module).__name__.removeprefix("FSDP")
 
 
 def _digests(found: Sequence[Any]) -> tuple[str, ...]:

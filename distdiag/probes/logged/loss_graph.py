@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from distdiag.probes.losses.graph import MASKS
 from distdiag.probes.losses.terms import SAME, Scalar, kind_of, number, saved
 from distdiag.probes.untyped import Untyped
 
@@ -23,10 +24,9 @@ _MOST_ROWS: Final = 256
 _MOST_TARGETS: Final = 32
 
 _SUMS: Final = frozenset({"Sum", "Mean"})
-_MASKS: Final = frozenset({"Index", "MaskedFill", "MaskedSelect", "Where"})
 _LOSSES: Final = frozenset({"NllLoss", "NllLoss2D"})
 _CLAMPS: Final = frozenset({"Clamp", "ClampMin", "ClampMax"})
-_PASSED: Final = frozenset({*SAME, *_SUMS, *_MASKS, *_LOSSES, "Neg", "Mul", "Div"})
+_PASSED: Final = frozenset({*SAME, *_SUMS, *MASKS, *_LOSSES, "Neg", "Mul", "Div"})
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ def _step_down(
     """Go to what lies below a node that has one input; say whether it was one to pass."""
     if kind not in _PASSED or len(below) != 1:
         return False
-    if is_scalar and kind in (_SUMS | _MASKS | _LOSSES):
+    if is_scalar and kind in (_SUMS | MASKS | _LOSSES):
         return False  # here the term begins
     if kind in ("Mul", "Div"):
         is_first = term.node.next_functions[0][0] is not None

@@ -38,7 +38,7 @@ _LOSSES: Final = frozenset(
         "SmoothL1Loss",
     }
 )
-_MASKS: Final = frozenset({"Index", "MaskedFill", "MaskedSelect", "Where"})
+MASKS: Final = frozenset({"Index", "MaskedFill", "MaskedSelect", "Where"})
 
 
 def losses_of(root: object) -> list[Term]:
@@ -81,7 +81,7 @@ def _visit(
         return _reduce(node, kind, overload, below, way, found)
     elif kind in ("Mul", "Div"):
         return _scale(node, kind, below, way, found)
-    elif kind in _MASKS and way.total is not None:
+    elif kind in MASKS and way.total is not None:
         masked = _mask(node, kind, way)
         if masked is not None and len(below) == 1:
             return [(*below[0], masked)]

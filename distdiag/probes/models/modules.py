@@ -28,6 +28,11 @@ def clean_name(name: str) -> str:
 # for what they do not have.
 
 
+def class_name(module: nn.Module) -> str:
+    """Return the class that the user wrote: FSDP2 makes one of its own from it."""
+    return type(module).__name__.removeprefix("FSDP")
+
+
 def own_modules(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return the modules that are parts of this one, without theirs."""
     return dict(module._modules.items())

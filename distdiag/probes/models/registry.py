@@ -13,7 +13,7 @@ from torch import nn
 
 from distdiag.probes.base import AnyCallable, Patches, like
 from distdiag.probes.guard import guard
-from distdiag.probes.models.modules import own_buffers, own_modules, own_parameters
+from distdiag.probes.models.modules import class_name, own_buffers, own_modules, own_parameters
 from distdiag.probes.models.wrappers import unwrapped
 from distdiag.probes.tensors.by_identity import WeakMap
 
@@ -22,7 +22,7 @@ from distdiag.probes.tensors.by_identity import WeakMap
 
 def class_of(root: nn.Module) -> str:
     """Return the name of a model's own class, whatever wraps it."""
-    return type(unwrapped(root)).__name__.removeprefix("FSDP")
+    return class_name(unwrapped(root))
 
 
 class ModelNames:

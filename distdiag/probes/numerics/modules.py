@@ -10,6 +10,7 @@ from torch import nn
 
 from distdiag.probes.models.modules import (
     ModuleHook,
+    class_name,
     clean_name,
     is_compiled,
     own_buffers,
@@ -36,11 +37,6 @@ class Watched(NamedTuple):
     parent: str
     parent_kind: str
     is_block: bool = False
-
-
-def class_name(module: nn.Module) -> str:
-    """Return the class that the user wrote: FSDP2 makes one of its own from it."""
-    return type(module).__name__.removeprefix("FSDP")
 
 
 def all_modules(root: nn.Module) -> list[Watched]:
