@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from distdiag.events.base import CallSite, Frame
 from distdiag.events.logged import Logged, LossNumbers, MemoryUse
+from distdiag.events.updates import OptimizerUpdate, TensorUpdate
 from distdiag.findings.finding import Outcome, Report
 from distdiag.reports import load_reporter
 from tests.reports.browser import browser, needs_browser  # noqa: F401 (a fixture)
@@ -140,6 +142,29 @@ def test_what_a_program_logs_is_drawn(tmp_path):
     ]
     points = charts["logged: train/loss"]["curves"][1]["points"]
     assert points[7] == [7, None] and points[8] == [8, 1.6]
+
+
+def test_what_steps_do_to_weights_is_drawn(tmp_path):
+    folder = tmp_path / "attempt-0"
+    folder.mkdir()
+    site = CallSite((Frame("train.py", 7, "main"),))
+    writer = SyntheticRank(folder, 0, 1)
+    for number in range(3):
+        figures = {"num_sampled": 100, "num_unchanged": 25, "weight": 2.0, "gradient_norm": 3.0}
+        tensors = (
+            TensorUpdate("w", "float32", "float32", 100, 0.1, update=0.02, **figures),
+            TensorUpdate("of an unknown kind", "float32", "float32", 100, 0.1, **figures),
+            TensorUpdate("without a gradient", "float32", "float32", 100, 0.1),
+        )
+        about = {"optimizer": "AdamW", "model": "M", "rate": 0.1, "full_rate": 0.1, "site": site}
+        writer.event(OptimizerUpdate, 10**9, number, number=number, tensors=tensors, **about)
+    charts = data_of(page_of(make_report(1, 3), tmp_path))["charts"]
+    found = {chart["title"]: chart["curves"][0]["points"][-1] for chart in charts}
+    assert found == {
+        "AdamW: gradient norm at the step": [2, 4.24264],
+        "AdamW: share of weights that the step left as they were": [2, 0.25],
+        "AdamW: size of the update, of that of the weights": [2, 0.01],
+    }
 
 
 def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path):

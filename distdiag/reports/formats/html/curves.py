@@ -15,6 +15,7 @@ from distdiag.events.lifecycle import StepEnd
 from distdiag.events.logged import Logged, LossNumbers, MemoryUse
 from distdiag.events.routing import Routing
 from distdiag.events.stacks import Observed
+from distdiag.events.updates import OptimizerUpdate
 from distdiag.reports.recording import Recording
 
 MOST_POINTS: Final = 40_000
@@ -70,12 +71,36 @@ def _training(recording: Recording) -> Iterator[Named]:
         title = f"gradient norm of what this rank computed: {sums.model}"
         if sums.gradients:
             yield title, "", sums.rank, sums.step, norm
+    for look in recording.of(OptimizerUpdate):
+        yield from _update(look)
     for step in recording.of(StepEnd):
         yield "duration of a step", "s", step.rank, step.step, step.duration_s
 
     for use in recording.of(MemoryUse):
         where = "of the process" if use.memory == "host" else f"of tensors on GPU {use.device}"
         yield f"memory {where}", "B", use.rank, use.step, float(use.used_bytes)
+
+
+def _update(look: OptimizerUpdate) -> Iterator[Named]:
+    """Yield what a step of an optimizer did to the parameters that were looked at."""
+    name, tensors = look.optimizer, [each for each in look.tensors if each.num_sampled]
+    where = (look.rank, look.step)
+    if not tensors:
+        return
+    yield (
+        f"{name}: gradient norm at the step",
+        "",
+        *where,
+        math.hypot(*(each.gradient_norm for each in tensors)),
+    )
+    unchanged = sum(each.num_unchanged for each in tensors)
+    share = unchanged / sum(each.num_sampled for each in tensors)
+    yield f"{name}: share of weights that the step left as they were", "", *where, share
+    known = [each for each in tensors if not math.isnan(each.update)]
+    weights = sum(each.weight * each.num_sampled for each in known)
+    if weights:
+        updates = sum(each.update * each.num_sampled for each in known)
+        yield f"{name}: size of the update, of that of the weights", "", *where, updates / weights
 
 
 def _logged(recording: Recording) -> Iterator[Named]:
