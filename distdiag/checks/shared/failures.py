@@ -20,7 +20,7 @@ _PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe"
     r"|network error or a remote process|NetworkError|remote peer|heartbeat"
     r"|tim(ed|e) ?out|remote process exited|nccl communicator was aborted|watchdog"
-    r"|socket|failed to (recv|send)|enforce fail|CollectiveMismatchError",
+    r"|socket|failed to (recv|send)|enforce fail at \S{0,200}gloo|CollectiveMismatchError",
     re.IGNORECASE,
 )
 # Words of NCCL that explain a class of errors and say nothing of this one.

@@ -48,7 +48,8 @@ _LAUNCHER: Final = frozenset(
 )
 # Launchers that raise a general exception for the same.
 _LAUNCHERS_FILE: Final = re.compile(
-    r"/(?:accelerate/(?:commands|test_utils)/|deepspeed/launcher/|torch/distributed/(?:run|launch)\.py)"
+    r"/(?:accelerate/(?:commands|test_utils)/|deepspeed/launcher/|torch/distributed/(?:run|launch)\.py"
+    r"|torch/multiprocessing/spawn\.py)"
 )
 # In torchrun's summary the traceback that `record` has kept is a field like the exit code.
 _FIELD: Final = re.compile(r"\s{0,8}traceback : ")
