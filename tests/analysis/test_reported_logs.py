@@ -162,6 +162,15 @@ def test_a_crash_that_faulthandler_saw_asks_for_no_faulthandler():
     assert "faulthandler" not in finding.fix
 
 
+def test_the_last_attempt_counts_where_torchrun_started_the_ranks_again(tmp_path):
+    log = (INPUTS / "healthy" / "elastic-restart.log").read_text()
+    path = tmp_path / "train.log"
+    path.write_text(f"{log}{(INPUTS / 'reported' / 'lightning-9388.log').read_text()}")
+    (finding,) = analyze([path]).findings
+    assert (finding.code, str(finding.ranks)) == ("HNG001", "1")
+    assert "ValueError: bad sample" in finding.message
+
+
 HEALTHY = sorted(path.stem for path in (INPUTS / "healthy").iterdir())
 
 
