@@ -133,9 +133,15 @@ def _is_told_elsewhere(line: FaultLogged, states: Mapping[int, RankState]) -> bo
     calls = {(c.group.name, c.collective_seq_id) for s in states.values() for c in s.waiting[:1]}
     if role == "consequence" and len(calls) == 1:
         return True  # HNG016 tells it, or whoever did not come to this call is known
-    says_less = role != "cause"
-    has_cause = any(row.role == "cause" for row in rows)
-    return any(row.id == line.fault for row in rows) or (says_less and has_cause)
+    says_less = any(
+        row.role == "cause" or _weight(row) < _weight(_ROWS[line.fault]) for row in rows
+    )
+    return any(row.id == line.fault for row in rows) or (role != "cause" and says_less)
+
+
+def _weight(row: Row) -> int:
+    """Return how little the role of a row explains an end."""
+    return _CAUSES.index(row.role) if row.role in _CAUSES else len(_CAUSES)
 
 
 def _is_cause(line: FaultLogged, states: Mapping[int, RankState]) -> bool:
@@ -157,9 +163,8 @@ def _of_first_row(lines: list[FaultLogged]) -> list[FaultLogged]:
     order = list(_ROWS)
 
     def key(line: FaultLogged) -> tuple[int, int]:
-        role = _ROWS[line.fault].role
-        weight = _CAUSES.index(role) if role in _CAUSES else len(_CAUSES)
-        return (weight, line.place if is_one_file else order.index(line.fault))
+        place = line.place if is_one_file else order.index(line.fault)
+        return (_weight(_ROWS[line.fault]), place)
 
     first = min(lines, key=key).fault
     return [line for line in lines if line.fault == first]
