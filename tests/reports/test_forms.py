@@ -239,6 +239,15 @@ def test_megabytes_in_every_field_stay_small_and_quick():
         assert len(render(name, report)) < 1_000_000, name
 
 
+@pytest.mark.parametrize("name", ["github", "junit", "markdown", "sarif"])
+def test_of_very_many_findings_a_form_holds_what_it_can(name):
+    some, many = (
+        render(name, make_report(*(make_finding(subjects=(f"{n}",)) for n in range(number))))
+        for number in (1000, 2000)
+    )
+    assert len(many) < 1.1 * len(some)
+
+
 def test_the_severity_of_an_annotation_is_a_word_of_github():
     for severity, word in zip(Severity, ("error", "warning", "notice"), strict=True):
         text = render("github", make_report(make_finding(severity=severity)))
