@@ -7,7 +7,8 @@ from typing import ClassVar, Final
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Location, Report, Severity
-from distdiag.reports.base import Reporter, cut, short, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import Reporter, cut, short
 from distdiag.reports.gate import hint
 from distdiag.reports.places import relative_path
 from distdiag.reports.words import by_severity, count, ending_of, found_phrase
