@@ -334,3 +334,18 @@ def test_many_changed_ones(name, tmp_path):
 @pytest.mark.parametrize("name", FILES)
 def test_many_changed_files_of_a_run(name, tmp_path):
     fuzz_file(name, tmp_path, LONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a report, in all forms", spelled(REPORT | {"fail_on": "err\x7fr"})),
+        ("a trace of the profiler", spelled(TRACE | {"traceEvents": [{"pid": {}}]})),
+        ("a trace of the profiler", spelled({"traceEvents": [{"pid": {}}]})),
+        ("a trace of the profiler", spelled(TRACE | {"traceEvents": [{"ts": 10**400}]})),
+        ("a packed trace of the profiler", gzip.compress(spelled(TRACE))[:12] + b"\xff" * 40),
+        ("a configuration", b"hang_timeout = " + b"9" * 5000),
+    ],
+)
+def test_what_was_a_crash_before(name, content, tmp_path):
+    read_changed(ROWS[name], tmp_path / ROWS[name].name, content)
