@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
+from distdiag.record.regular_file import open_regular, read_all
 
 LARGEST: Final = 1 << 30
 """A trace that is longer when it is unpacked, in bytes, is not read."""
@@ -34,7 +36,7 @@ class ProfilerTrace:
         document = _read(path)
         events = document.get("traceEvents")
         base_ns = document.get("baseTimeNanoseconds", 0)
-        if not isinstance(events, list) or not isinstance(base_ns, int):
+        if not isinstance(events, list) or not _is_time(base_ns):
             raise DamagedFileError(f"{path}: not a trace of torch's profiler")
         self._events: Sequence[object] = events
         self._base_ns = base_ns
@@ -42,7 +44,8 @@ class ProfilerTrace:
         if rank is None:
             raise UsageError(f"{path}: nothing tells which rank this trace is of: name it rank-N")
         self.rank = rank
-        self._own_pids = {pid for pid, of in pids.items() if of == rank}
+        # No set: a trace may have anything in the place of a pid.
+        self._own_pids = tuple(pid for pid, of in pids.items() if of == rank)
 
     def events(self, base_ns: int) -> Iterator[dict[str, Any]]:
         """Yield its events; `base_ns` is the unix time of microsecond 0.
@@ -55,7 +58,7 @@ class ProfilerTrace:
             if not isinstance(event, dict):
                 continue
             moved = dict(event)
-            if isinstance(moved.get("ts"), int | float):
+            if isinstance(moved.get("ts"), float) or _is_time(moved.get("ts")):
                 moved["ts"] += shift_us
             if moved.get("pid") in self._own_pids:
                 if moved.get("name") in ("process_name", "process_sort_index", "process_labels"):
@@ -68,16 +71,18 @@ class ProfilerTrace:
             yield moved
 
 
+def _is_time(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and abs(value) < 1 << 63
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if is_packed else path.open("rb") as stream:
-            data = stream.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise UsageError(f"{path}: too large for a trace of a profiler")
+        with open_regular(path) as file:
+            is_packed = file.peek(2)[:2] == b"\x1f\x8b"
+            with gzip.open(file) if is_packed else file as stream:
+                data = read_all(stream, path, LARGEST)
         return msgspec.json.decode(data, type=dict[str, Any])
-    except (gzip.BadGzipFile, EOFError, *UNDECODABLE):
+    except (gzip.BadGzipFile, zlib.error, EOFError, *UNDECODABLE):
         raise DamagedFileError(f"{path}: not a trace of torch's profiler") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
@@ -88,13 +93,9 @@ def _rank_of(path: Path, document: Mapping[str, Any], pids: Mapping[int, int]) -
     rank = told.get("rank") if isinstance(told, dict) else None
     if isinstance(rank, int):
         return rank
-    seen = {event.get("pid") for event in document["traceEvents"] if isinstance(event, dict)}
-    ranks = {pids[pid] for pid in _numbers(seen) if pid in pids}
+    seen = (event.get("pid") for event in document["traceEvents"] if isinstance(event, dict))
+    ranks = {pids[pid] for pid in seen if isinstance(pid, int) and pid in pids}
     if len(ranks) == 1:
         return ranks.pop()
     named = _RANK_IN_NAME.search(path.name)
     return int(named[1]) if named else None
-
-
-def _numbers(values: Collection[object]) -> list[int]:
-    return [value for value in values if isinstance(value, int)]
