@@ -9,10 +9,10 @@ import click
 from distdiag.cli.runs import newest_run, runs_below
 from distdiag.cli.show import (
     baseline_option,
-    known_formats,
     quiet_option,
     reasons_of,
     report_of_name,
+    report_option,
     save_report,
     show_report,
     verbose_option,
@@ -33,7 +33,7 @@ REPLAY: Final = "pytest"
 
 class _Options(TypedDict):
     path: Path | None
-    names: tuple[str, ...]
+    report_formats: tuple[str, ...]
     output: Path | None
     traces: tuple[Path, ...]
     baseline: Path | None
@@ -44,14 +44,7 @@ class _Options(TypedDict):
 
 @click.command("report")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option(
-    *("--format", "--report", "names"),
-    multiple=True,
-    default=("terminal",),
-    metavar="NAMES",
-    help="Show it as terminal, json, html, github, sarif, junit, markdown or perfetto [terminal]; "
-    "pytest writes a test that replays a finding of collectives.",
-)
+@report_option(REPLAY)
 @click.option(
     *("-o", "--output"),
     type=click.Path(path_type=Path),
@@ -78,14 +71,15 @@ def command(**options: Unpack[_Options]) -> int:
     """Show the report of a run again.
 
     PATH is a report.json, a run directory, or a folder of them; without it the newest run below
-    ./distdiag-runs is taken. Exits as the run did: with the status of the script if that failed,
+    ./distdiag-runs is taken. `--format pytest` writes a test that replays a finding of
+    collectives. Exits as the run did: with the status of the script if that failed,
     with 1 if a finding reaches --fail-on, else with 0.
     """
     path = options["path"] or newest_run()
-    if options["names"] == (REPLAY,):
+    if options["report_formats"] == (REPLAY,):
         click.echo(replay_source(path), nl=False)
         return 0
-    formats = known_formats(options["names"])
+    formats = options["report_formats"]
     if options["output"] is not None and len(formats) > 1:
         raise UsageError("--output takes one format")
     if options["traces"] and "perfetto" not in formats:
