@@ -17,6 +17,7 @@ USAGE_STATUS: Final = 2
 _COMMANDS: Final = {
     "analyze": "analyze",
     "baseline": "baseline",
+    "case": "case",
     "check": "check",
     "compare": "compare",
     "demo": "demo",

@@ -10,10 +10,21 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from distdiag.cli import _COMMANDS, _distdiag
+from distdiag.cli import _distdiag
 from distdiag.cli.show import format_option, report_option
 
-COMMANDS = {name: _distdiag.get_command(click.Context(_distdiag), name) for name in _COMMANDS}
+
+def commands_of(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{prefix}{name}", command
+        if isinstance(command, click.Group):
+            yield from commands_of(command, f"{prefix}{name} ")
+
+
+COMMANDS = dict(commands_of(_distdiag))
 
 
 def options_of(command: click.Command) -> Iterator[click.Option]:
