@@ -30,7 +30,7 @@ class MarkdownReporter(Reporter):
         ordered = by_severity(report.findings)
         alarms = [f for f in ordered if f.severity is not Severity.INFO]
         notes = [f for f in ordered if f.severity is Severity.INFO]
-        blocks = [*_head(report), *map(_diagnosis, alarms), *_folded_notes(notes), *_foot(report)]
+        blocks = [*_head(report), *map(diagnosis, alarms), *_folded_notes(notes), *_foot(report)]
         return "\n\n".join(_within(blocks)) + "\n"
 
 
@@ -53,7 +53,7 @@ def _head(report: Report) -> Iterator[str]:
         yield f"**{_who(silent)} not observed: nothing here is about them.**"
 
 
-def _diagnosis(finding: Finding) -> str:
+def diagnosis(finding: Finding) -> str:
     """Return symptom, place, evidence, why, fix, what it changes, doubt and certainty."""
     parts = [f"### {_heading(finding)}", f"**Symptom.** {_plain(finding.message)}"]
     parts += _place(finding.location)
