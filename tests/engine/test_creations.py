@@ -8,7 +8,9 @@ from distdiag.events.collectives import GroupCreated
 from distdiag.events.models import ObjectCreated, ObjectKind
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.base import Thing
 from distdiag.views.models import ContentView
+from tests.checks import updates
 from tests.engine.stream import Job
 
 VIEW = ContentView("Net", 0, {})
@@ -85,3 +87,12 @@ def test_a_finding_about_calls_says_where_their_group_was_made():
     assert last.summary == "process group g(0, 1): made here"
     assert str(last.location) == "train.py:3"
     assert last.ranks == RankSet([0, 1])
+
+
+def test_what_the_events_of_a_view_name_is_named():
+    seen = updates.view(updates.looks(updates.tensor()), updates.looks(updates.tensor()))
+    look = seen.any_look
+    assert set(seen.things) == {
+        Thing(ObjectKind.OPTIMIZER, look.optimizer),
+        Thing(ObjectKind.MODEL, look.model),
+    }

@@ -1,7 +1,6 @@
 """The report for a person at a terminal: the verdict first, then what it rests on."""
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -197,7 +196,9 @@ class _Writer:
         page = self._page
         page.write_label("evidence", page.who(ranks) if ranks else "rank not known")
         most = len(entries) if self._verbose else MOST_ENTRIES
-        for entry in islice(entries, most):
+        # The last one sums up, or says where that was made which the finding names.
+        shown = entries if len(entries) <= most else [*entries[: most - 1], entries[-1]]
+        for entry in shown:
             summary = shown_text(entry.summary)
             place = entry.location
             where = _where(place) if place is not None else ""
