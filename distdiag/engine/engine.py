@@ -10,6 +10,7 @@ from distdiag.config.numerics import USUAL, NumericsConfig
 from distdiag.config.placement_rules import PlacementRule
 from distdiag.engine.aligner import Aligner, CallOrder, Job, find_aligners
 from distdiag.engine.coverage import Coverage
+from distdiag.engine.creations import Creations
 from distdiag.engine.hangs.aligner import CallAligner
 from distdiag.engine.rank_status import RankStatuses
 from distdiag.engine.ranks import RankStates, RankTracker
@@ -53,7 +54,8 @@ class Engine:
         checks of numbers.
         """
         self.world = world
-        self._runner = CheckRunner(checks)
+        self._creations = Creations()
+        self._runner = CheckRunner(checks, self._creations)
         self._trackers = {rank: RankTracker(rank, hang_timeout_s) for rank in world}
         self._now_ns = 0
         self.rank_status = RankStatuses(world)
@@ -147,6 +149,7 @@ class Engine:
             tracker.left_hang = True
         tracker.feed(event, self._now_ns)
         self._coverage.feed(event)
+        self._creations.feed(event)
         for aligner in self._wanting(type(event)):
             with self._guards[aligner]:
                 self._show(aligner.feed(event))
