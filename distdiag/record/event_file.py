@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from distdiag.record.private_file import Mapping, create_private
-from distdiag.record.wire import MAX_RECORD
+from distdiag.record.wire import FORGOTTEN, MAX_RECORD
 
 MAGIC: Final = b"ddevnt02"
 HEADER: Final = struct.Struct("<8sii")
@@ -187,6 +187,7 @@ class EventWriter:
         if self._definition_bytes > self._segment_bytes // 2:
             self._definitions, self._definition_bytes = [], 0
             self._on_forget()
+            self._write(FORGOTTEN)
             return
         for payload in definitions:
             self._write(payload)
