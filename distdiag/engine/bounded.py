@@ -13,7 +13,7 @@ from distdiag.events.base import CallSite
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-MOST_NAMES: Final = 256
+MOST_FOLLOWED: Final = 64
 """So many models, optimizers, loaders, … are followed: a program that makes more of them makes
 them anew again and again, and trains with the newest."""
 
@@ -98,13 +98,29 @@ def _places(key: Hashable) -> tuple[int, int]:
     return number % _FILTER_BITS, (number // _FILTER_BITS) % _FILTER_BITS
 
 
+class SinceFirst(Recent[K, V]):
+    """Values that tell something only if they were kept since their keys first came."""
+
+    def __init__(self, most: int, what: str = "", forgotten: Forgotten | None = None) -> None:
+        super().__init__(most, what, forgotten)
+        self._lost = Filter()
+
+    def find(self, key: K, make: Callable[[], V]) -> V | None:
+        """Return the value of a key, made if it comes for the first time; None: it is forgotten."""
+        return None if key not in self and key in self._lost else self.of(key, make)
+
+    def dropped(self, key: K, value: V) -> None:
+        """Remember that it has come before."""
+        self._lost.add(key)
+
+
 class Turns(Recent[K, dict[int, int]]):
     """Numbers what each rank does again and again, so that the same times are compared."""
 
     def __init__(
         self, num_ranks: int, most: int, what: str = "", forgotten: Forgotten | None = None
     ) -> None:
-        """Number up to so many things; a forgotten one is numbered anew if all were as far."""
+        """Begin with nothing; what is forgotten is numbered anew if all ranks were as far."""
         super().__init__(most, what, forgotten)
         self._num_ranks = num_ranks
         self._lost = Filter()

@@ -37,6 +37,7 @@ class Coverage:
         self._aligners = tuple(aligners)
         self._lost: dict[Aligner, NotObserved] = {}
         self._world = job.world
+        self._forgotten = job.forgotten
         self._is_member = False
         self._blind: dict[tuple[str, str, str], set[int]] = {}
 
@@ -85,6 +86,7 @@ class Coverage:
             text = f"probe {probe} of {RankSet(ranks).phrase()} does not observe it: {reason}"
             reasons.setdefault(what, []).append(text)
         found = {what: "; ".join(texts) for what, texts in reasons.items()}
+        found |= self._forgotten.reasons()
         for check in self._runner.checks:
             gap = self.of(check)
             if not isinstance(gap, Looked):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import MOST_FOLLOWED
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
@@ -44,8 +45,9 @@ class FirstSamples:
 
     def feed(self, event: GradientSums) -> None:
         """Take in what one rank reports of one model."""
-        tensors = {each.name: each for each in event.gradients}
-        self._known.setdefault(event.rank, {}).setdefault(event.model, (event.step, tensors))
+        known = self._known.setdefault(event.rank, {})
+        if event.model not in known and len(known) < MOST_FOLLOWED:
+            known[event.model] = event.step, {each.name: each for each in event.gradients}
 
     def equality(self, ranks: Sequence[int]) -> ModelEquality:
         """Compare the models of these ranks."""

@@ -154,7 +154,10 @@ class FindingStore:
 
     def revise(self, subject: object, findings: list[Finding]) -> None:
         """Replace what was concluded about something that has grown since."""
-        self._revised[subject] = findings
+        if findings:
+            self._revised[subject] = findings
+        else:
+            self._revised.pop(subject, None)
 
     def support(self, evidence: Evidence) -> None:
         """Add evidence to every finding of warning or above that names its ranks, now and later."""

@@ -111,6 +111,9 @@ class Steps:
             return
         senders = NOBODY if call.signature.op == "send" else (peer,)
         meeting = self._meetings.message(call, peer, replay.stamp)
+        if meeting is None:
+            self._schedule.doubt(call.time_ns)
+            return
         self._came(replay, OpenCall(call, meeting, senders))
 
     def _came(self, replay: Replay, opened: OpenCall) -> None:
