@@ -18,9 +18,9 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -531,9 +531,6 @@ KINDS: Final[dict[str, Kind]] = {
 
 # What the monitor holds, table by table.
 
-_OPAQUE: Final = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, str, bytes, int)
-
-
 def tables(root: object, name: str) -> dict[str, int]:
     """Return how many entries each table holds that can be reached from an object, by its path.
 
@@ -544,27 +541,22 @@ def tables(root: object, name: str) -> dict[str, int]:
     pending: list[tuple[object, str]] = [(root, name)]
     while pending:
         value, path = pending.pop()
-        if id(value) in seen or isinstance(value, _OPAQUE) or value is None:
-            continue
+        if id(value) in seen or isinstance(value, msgspec.Struct):
+            continue  # what events hold is bounded by the tables in which they are
         seen.add(id(value))
-        for child, more in _parts(value):
-            pending.append((child, path + more))
-        if hasattr(value, "__len__") and not isinstance(value, msgspec.Struct):
-            found[path] = found.get(path, 0) + len(value)  # type: ignore[arg-type]
+        if isinstance(value, Collection) and not isinstance(value, (str, bytes, tuple)):
+            found[path] = found.get(path, 0) + len(value)
+        pending += [(child, path + more) for child, more in _parts(value)]
     return found
 
 
 def _parts(value: object) -> Iterator[tuple[object, str]]:
-    if isinstance(value, dict):
+    """Yield what an object of ours, or a table, holds."""
+    if isinstance(value, Mapping):
         yield from ((each, "[]") for each in value.values())
-        yield from ((each, ".keys") for each in value if isinstance(each, tuple))
-        return
-    if isinstance(value, msgspec.Struct):
-        return  # events and what they hold: bounded by the tables in which they are
-    try:
-        if isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
-            yield from ((each, "[]") for each in value)  # type: ignore[attr-defined]
-    except TypeError:
+    elif isinstance(value, (list, tuple, deque)):
+        yield from ((each, f"[{type(each).__name__}]" if hasattr(each, "feed") else "[]") for each in value)
+    if not type(value).__module__.startswith(("distdiag.", "__main__", __name__)):
         return
     for cls in type(value).__mro__:
         for slot in getattr(cls, "__slots__", ()):
@@ -614,8 +606,8 @@ def run(given: argparse.Namespace, folder: Path) -> int:
             if given.tables:
                 now = tables(week, "week")
                 growth = {path: now[path] - before.get(path, 0) for path in now}
-                for path in sorted(growth, key=lambda p: -growth[p])[:90]:
-                    if growth[path] > 30:
+                for path in sorted(growth, key=lambda p: -growth[p])[:40]:
+                    if growth[path] > 50:
                         print(f"    +{growth[path]:>8,} = {now[path]:>8,}  {path}")
                 before = now
             if given.trace:

@@ -107,7 +107,11 @@ class SinceFirst(Recent[K, V]):
 
     def find(self, key: K, make: Callable[[], V]) -> V | None:
         """Return the value of a key, made if it comes for the first time; None: it is forgotten."""
-        return None if key not in self and key in self._lost else self.of(key, make)
+        return None if self.has_lost(key) else self.of(key, make)
+
+    def has_lost(self, key: K) -> bool:
+        """Whether the value of a key may have been forgotten."""
+        return key not in self and key in self._lost
 
     def dropped(self, key: K, value: V) -> None:
         """Remember that it has come before."""
