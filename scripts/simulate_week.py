@@ -247,7 +247,9 @@ def _shapes(week: Week, step: int) -> None:
 def _exchanges(week: Week, step: int) -> None:
     """All-to-alls of tokens whose splits are ragged, and other ones each time."""
     size = len(week.ranks)
-    rows = [[(step * 7919 + a * 104729 + b * 1299709) % 997 for b in range(size)] for a in range(size)]
+    rows = [
+        [(step * 7919 + a * 104729 + b * 1299709) % 997 for b in range(size)] for a in range(size)
+    ]
     for rank in week.ranks:
         sent = tuple(rows[rank.rank])
         got = tuple(row[rank.rank] for row in rows)
@@ -310,14 +312,18 @@ def _files(week: Week, step: int) -> None:
         target = f"{own}/part-{step}.pt"
         rank.access(FileAction.RENAME, target, 61, "os.replace", f"{own}/part-{step}.tmp", True)
         rank.read(f"/data/samples/{step}.bin", 62)
-        rank.access(FileAction.TEST, f"/data/samples/{step}.idx", 63, "exists", "", True, False, True)
+        rank.access(
+            FileAction.TEST, f"/data/samples/{step}.idx", 63, "exists", "", True, False, True
+        )
         lock = f"/data/locks/{step}.lock"
         rank.access(FileAction.LOCK, lock, 64, "flock", "", True)
         rank.access(FileAction.UNLOCK, lock, 65, "flock", "", True)
         rank.access(FileAction.LIST, f"/data/folders/{step}", 66, "listdir", "", True)
     first = week.ranks[0]
     folder = f"/data/checkpoints/step-{step}"
-    number = first.access(FileAction.MAKE_DIR, folder, 67, "os.makedirs", "", True, False, None, True)
+    number = first.access(
+        FileAction.MAKE_DIR, folder, 67, "os.makedirs", "", True, False, None, True
+    )
     first.recorder.event(FileClosed, access=number)
     first.write(f"{folder}/model.pt", 68)
     for rank in week.ranks:
@@ -404,7 +410,9 @@ def _models(week: Week, step: int) -> None:
             GradientSums,
             model=model,
             gradients=(
-                GradientSum("weight", 4096, (), 0, 1.0, ((1.0, 2.0),), (3.0,), (), (1.0, 2.0), 1e-7),
+                GradientSum(
+                    "weight", 4096, (), 0, 1.0, ((1.0, 2.0),), (3.0,), (), (1.0, 2.0), 1e-7
+                ),
             ),
             nodes=(),
             site=site(31),
@@ -452,7 +460,9 @@ def _data(week: Week, step: int) -> None:
             number=0,
             dataset="Data",
             num_samples=64,
-            sampler=SamplerState(("DistributedSampler",), step, 0, True, len(week.ranks), rank.rank),
+            sampler=SamplerState(
+                ("DistributedSampler",), step, 0, True, len(week.ranks), rank.rank
+            ),
             num_indices=16,
             num_batches=4,
             digest=f"d{step}-{rank.rank}",
@@ -499,16 +509,23 @@ def _data(week: Week, step: int) -> None:
             settled_at=10,
             site=site(102),
         )
-        rank.recorder.event(MetricGiven, name=f"Plateau#{step}", number=0, value=1.0, site=site(103))
+        rank.recorder.event(
+            MetricGiven, name=f"Plateau#{step}", number=0, value=1.0, site=site(103)
+        )
 
 
 def _numbers(week: Week, step: int) -> None:
     """Logged names, lines of losses, warnings and samples of memory that never come twice."""
     for rank in week.ranks:
         rank.recorder.event(
-            Logged, logger="wandb.log", values=((f"loss/{step}", 1.0), ("loss", 2.0)), site=site(110)
+            Logged,
+            logger="wandb.log",
+            values=((f"loss/{step}", 1.0), ("loss", 2.0)),
+            site=site(110),
         )
-        rank.recorder.event(LossNumbers, loss=2.0, is_coarse=False, rate=0.1, site=site(200_000 + step))
+        rank.recorder.event(
+            LossNumbers, loss=2.0, is_coarse=False, rate=0.1, site=site(200_000 + step)
+        )
         rank.recorder.event(
             MemoryUse, memory="host", used_bytes=1 << 30, limit_bytes=1 << 36, num_batches=step
         )
@@ -530,6 +547,7 @@ KINDS: Final[dict[str, Kind]] = {
 
 
 # What the monitor holds, table by table.
+
 
 def tables(root: object, name: str) -> dict[str, int]:
     """Return how many entries each table holds that can be reached from an object, by its path.
@@ -555,7 +573,9 @@ def _parts(value: object) -> Iterator[tuple[object, str]]:
     if isinstance(value, Mapping):
         yield from ((each, "[]") for each in value.values())
     elif isinstance(value, (list, tuple, deque)):
-        yield from ((each, f"[{type(each).__name__}]" if hasattr(each, "feed") else "[]") for each in value)
+        yield from (
+            (each, f"[{type(each).__name__}]" if hasattr(each, "feed") else "[]") for each in value
+        )
     if not type(value).__module__.startswith(("distdiag.", "__main__", __name__)):
         return
     for cls in type(value).__mro__:

@@ -26,6 +26,8 @@ class Forgotten:
     """How much was forgotten of what, and out of how many things each time."""
 
     def __init__(self) -> None:
+        self.has_gap = False
+        """Events were lost: nobody knows what came first, or how often."""
         self._numbers: Counter[str] = Counter()
         self._kept: dict[str, int] = {}
 
@@ -47,7 +49,7 @@ class Recent(OrderedDict[K, V]):
     """The values of the keys that were used last: the one that was not for longest goes first."""
 
     def __init__(self, most: int, what: str = "", forgotten: Forgotten | None = None) -> None:
-        """Keep so many; `forgotten` is told what goes, unless it can be found out again."""
+        """Keep so many; `forgotten` is told that of `what` something goes."""
         super().__init__()
         self.most = most
         self._what = what
@@ -67,7 +69,7 @@ class Recent(OrderedDict[K, V]):
         """Forget the oldest of what is too much."""
         while len(self) > self.most:
             key, value = self.popitem(last=False)
-            if self._forgotten is not None:
+            if self._forgotten is not None and self._what:
                 self._forgotten.add(self._what, self.most)
             self.dropped(key, value)
 
@@ -110,8 +112,9 @@ class SinceFirst(Recent[K, V]):
         return None if self.has_lost(key) else self.of(key, make)
 
     def has_lost(self, key: K) -> bool:
-        """Whether the value of a key may have been forgotten."""
-        return key not in self and key in self._lost
+        """Whether the value of a key may have been forgotten, or a part of it."""
+        has_gap = self._forgotten is not None and self._forgotten.has_gap
+        return has_gap or (key not in self and key in self._lost)
 
     def dropped(self, key: K, value: V) -> None:
         """Remember that it has come before."""
@@ -131,7 +134,8 @@ class Turns(Recent[K, dict[int, int]]):
 
     def next(self, key: K, rank: int) -> int | None:
         """Return which time this is for a rank, from 0 on; None if that was forgotten."""
-        if key not in self and key in self._lost:
+        has_gap = self._forgotten is not None and self._forgotten.has_gap
+        if has_gap or (key not in self and key in self._lost):
             return None
         counts = self.of(key, dict)
         number = counts.get(rank, 0)

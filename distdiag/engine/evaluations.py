@@ -13,7 +13,7 @@ from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective
 from distdiag.events.data import EpochFed, MetricGiven
 from distdiag.events.files import FileAccess, FileAction, StoreCall
-from distdiag.events.lifecycle import StepEnd
+from distdiag.events.lifecycle import EventsLost, StepEnd
 from distdiag.events.models import OptimizerState
 from distdiag.views.base import View
 from distdiag.views.data import LocalEvaluationView, MetricView
@@ -46,7 +46,16 @@ class _Rank:
 class EvaluationAligner(Aligner):
     """Evaluations of parts that decide what is written, and values that schedulers go by."""
 
-    needs = (Collective, EpochFed, FileAccess, MetricGiven, OptimizerState, StepEnd, StoreCall)
+    needs = (
+        Collective,
+        EpochFed,
+        EventsLost,
+        FileAccess,
+        MetricGiven,
+        OptimizerState,
+        StepEnd,
+        StoreCall,
+    )
     builds = (LocalEvaluationView, MetricView)
 
     def __init__(self, job: Job) -> None:
@@ -72,6 +81,10 @@ class EvaluationAligner(Aligner):
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         mine = self._ranks[event.rank]
+        if isinstance(event, EventsLost):
+            mine.writes.clear()  # it may have heard of others meanwhile
+            self._passes.clear()
+            return
         match event:
             case StepEnd():
                 mine.stepped = event.seq

@@ -19,6 +19,7 @@ from distdiag.events.environment import SourceSeen
 from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
     ChildEnded,
+    EventsLost,
     Exited,
     Finished,
     Heartbeat,
@@ -214,6 +215,8 @@ class RankTracker:
                 self._observed[event.source] = event
             case GroupProgress():
                 self._reached[event.group.name] = event
+            case EventsLost():
+                self._creates_group, self._asked, self.last_call = False, None, None
             case ChildEnded():
                 self._dead_children.append(event)
             case StoreAsked(thread="MainThread"):

@@ -12,7 +12,7 @@ from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
 from distdiag.events.data import ModelFed
 from distdiag.events.gradients import GradientSum, GradientSums
-from distdiag.events.lifecycle import ProbeDisabled
+from distdiag.events.lifecycle import EventsLost, ProbeDisabled
 from distdiag.events.losses import LossWeights
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import (
@@ -176,6 +176,7 @@ class SequenceAligner(Aligner):
         LossWeights,
         GradientSums,
         Collective,
+        EventsLost,
         ProbeDisabled,
     )
     builds = (SequenceView, PositionedSequences, MaskedSequences)
@@ -239,6 +240,8 @@ class SequenceAligner(Aligner):
                 self._feed_call(event)
             case AttentionUnread():
                 self._unread[event.rank] = event
+            case EventsLost():
+                self._blind.add(event.rank)
             case ProbeDisabled(probe=probe) if probe in _OBSERVING:
                 self._blind.add(event.rank)
 

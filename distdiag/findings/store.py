@@ -84,6 +84,19 @@ def _with(finding: Finding, others: Sequence[Finding]) -> Finding:
     )
 
 
+def with_earlier(findings: Iterable[Finding], earlier: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings, and those of somebody who saw events that are not kept any more."""
+    found = tuple(findings)
+    known = {finding.identity for finding in found}
+    places = {(each.code, each.location) for each in found if each.location is not None}
+    more = (
+        finding
+        for finding in earlier
+        if finding.identity not in known and (finding.code, finding.location) not in places
+    )
+    return (*found, *more)
+
+
 # The store.
 
 Identity = tuple[object, ...]

@@ -20,6 +20,7 @@ from distdiag.events.base import CallSite, Event, Frame
 from distdiag.events.collectives import Collective, CollectiveState, ProcessGroup, Signature
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.events.files import FileAccess, FileAction
+from distdiag.events.lifecycle import EventsLost
 from distdiag.events.ranks import RankSet
 
 T = TypeVar("T", bound=Hashable)
@@ -199,14 +200,10 @@ class EventDecoder:
         self._newest = self._newest_forgotten = -1
         self._has_lost = False
 
-    def note_loss(self) -> None:
-        """Take note that records were lost: what was defined in them is left out from now on."""
-        self._has_lost = True
-
     def decode(self, payload: bytes | memoryview) -> Event | None:
         """Return the event of one record, or None for a definition.
 
-        There is none either where its definition was lost, see `note_loss`.
+        There is none either where records were lost that define something.
 
         Raises:
             DamagedFileError: the record is not one of ours, or refers to what was never defined.
@@ -229,6 +226,7 @@ class EventDecoder:
                 self._forget()
             case _:
                 event: Event = record
+                self._has_lost |= isinstance(event, EventsLost)
                 return event
         return None
 

@@ -10,7 +10,13 @@ from distdiag.engine.bounded import BySite, Recent, Turns
 from distdiag.engine.clocks import Clock, Gate, Joiner, Stamp
 from distdiag.engine.collectives.sync_edges import Senders
 from distdiag.events.base import CallSite, Frame
-from distdiag.events.collectives import Collective, GroupCreated, GroupProgress, ProcessGroup
+from distdiag.events.collectives import (
+    UNNUMBERED,
+    Collective,
+    GroupCreated,
+    GroupProgress,
+    ProcessGroup,
+)
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
 
@@ -54,6 +60,7 @@ class GroupStream:
         self._open: dict[int, dict[int, Collective]] = {}
         self._progress: dict[int, GroupProgress] = {}
         self._enqueued: dict[int, int] = {}
+        self._resumed: dict[int, int] = {}
         self._unended: dict[int, dict[int, Collective]] = {}
         self._known: Recent[tuple[tuple[int, int, int], ...], CollectiveAlignment]
         self._known = Recent(_MOST_PATTERNS)
@@ -63,6 +70,8 @@ class GroupStream:
         seq_id = call.collective_seq_id
         by_rank = self._open.setdefault(seq_id, {})
         by_rank[call.rank] = call
+        if self._resumed.get(call.rank) == UNNUMBERED:
+            self._resumed[call.rank] = seq_id
         if len(by_rank) < len(self.ranks) and not self._is_whole(seq_id, by_rank):
             return None
         return self._settle(seq_id, by_rank)
@@ -79,16 +88,23 @@ class GroupStream:
                 if alignment is not None:
                     yield alignment
 
+    def lose(self, rank: int) -> None:
+        """Take note that calls of a rank were lost: it may have made all before its next one."""
+        self._resumed[rank] = UNNUMBERED
+        for seq_id in sorted(self._open):
+            if self._is_whole(seq_id, self._open[seq_id]):
+                del self._open[seq_id]
+
     def _is_whole(self, seq_id: int, by_rank: dict[int, Collective]) -> bool:
         """Whether every rank has come, those included of which no record of this call is left."""
-        if not self._enqueued:
+        if not (self._enqueued or self._resumed):
             return False
-        others = (rank for rank in self._enqueued if rank not in by_rank)
+        others = (rank for rank in {*self._enqueued, *self._resumed} if rank not in by_rank)
         num_others = sum(self._has_reached(rank, seq_id) for rank in others)
         return len(by_rank) + num_others >= len(self.ranks)
 
     def _has_reached(self, rank: int, seq_id: int) -> bool:
-        return self._enqueued.get(rank, -1) >= seq_id
+        return self._enqueued.get(rank, -1) >= seq_id or self._resumed.get(rank, -1) > seq_id
 
     def _is_in(self, rank: int, seq_id: int) -> bool:
         """Whether a call of a rank is known not to have ended there."""
@@ -135,7 +151,7 @@ class GroupStream:
         self, seq_id: int, by_rank: dict[int, Collective], absent: Iterable[int] = ()
     ) -> CollectiveAlignment:
         expected: RankSet = self.ranks
-        if self._progress:
+        if self._progress or self._resumed:
             unknown = {r for r in expected if r not in by_rank and self._has_reached(r, seq_id)}
             expected = RankSet({*expected, *absent} - unknown)
         return Alignment(
@@ -149,7 +165,8 @@ class GroupStream:
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits in it, and its next call is compared as its first one is."""
-        return not (self._open or self._unended or self._progress or self.broken or self.parted)
+        is_followed = self._open or self._unended or self._progress or self._resumed
+        return not (is_followed or self.broken or self.parted)
 
     def first_open(self) -> CollectiveAlignment | None:
         """Return the first point that not all ranks have reached.
@@ -200,6 +217,7 @@ class CollectiveStreams(_OfWorld):
     def __init__(self, world: RankSet) -> None:
         super().__init__(world)
         self._places = BySite(_place_of)
+        self._lossy: set[int] = set()
         self._streams: dict[GroupKey, GroupStream] = {}
         self._enough = 2 * _MOST_IDLE
 
@@ -208,7 +226,9 @@ class CollectiveStreams(_OfWorld):
         key = group_key(group)
         if key not in self._streams:
             self._forget_idle()
-            self._streams[key] = GroupStream(group, self._world, self._places)
+            stream = self._streams[key] = GroupStream(group, self._world, self._places)
+            for rank in self._lossy & set(stream.ranks):
+                stream.lose(rank)
         return self._streams[key]
 
     def _forget_idle(self) -> None:
@@ -219,6 +239,13 @@ class CollectiveStreams(_OfWorld):
         for key in idle[:-_MOST_IDLE]:
             del self._streams[key]
         self._enough = max(2 * _MOST_IDLE, 2 * len(self._streams))
+
+    def lose(self, rank: int) -> None:
+        """Take note that calls of a rank were lost."""
+        self._lossy.add(rank)
+        for stream in self._streams.values():
+            if rank in stream.ranks:
+                stream.lose(rank)
 
     def all(self) -> tuple[GroupStream, ...]:
         """Return every group's stream, in order of their first calls."""
@@ -409,7 +436,7 @@ class Messages(_OfWorld):
             self._add_open_receive(call, group, tag)
             return None
         peer = call.signature.peer
-        if peer is None or peer not in self._world:
+        if peer is None or peer not in self._world or call.rank not in self._world:
             return None
         is_send = call.signature.op == "send"
         source, destination = (call.rank, peer) if is_send else (peer, call.rank)
@@ -428,6 +455,12 @@ class Messages(_OfWorld):
         queues.num_paired += 1
         pair = _alignment(lane, queues.num_paired - 1, call, other)
         return None if _agree(call, other) else pair
+
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank, and forget what waits for it or is its own."""
+        super().leave_out(rank)
+        self._lanes = {lane: q for lane, q in self._lanes.items() if rank not in lane[1:3]}
+        self._open_receives = {p: q for p, q in self._open_receives.items() if p[1] != rank}
 
     def _add_open_receive(self, call: Collective, group: GroupKey, tag: int) -> None:
         # Which send it gets is decided by arrival: any one that waits for this rank will do.
@@ -507,7 +540,8 @@ class GroupCalls(_OfWorld):
 
     def add(self, call: GroupCreated) -> GroupAlignment | None:
         """Take in one call; return the alignment if it completes one that the ranks disagree on."""
-        if call.done or call.api.startswith("destroy"):
+        is_over = call.done or call.api.startswith("destroy")
+        if is_over or call.rank not in self._world:
             return None
         scope = (call.scope, call.generation)
         # Destroying is not done by all, so the calls are numbered here, without it.

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
-from distdiag.engine.bounded import Recent, SinceFirst, Turns
+from distdiag.engine.bounded import Forgotten, Recent, SinceFirst, Turns
 from distdiag.engine.files.conflicts import Place, place_of
 from distdiag.engine.files.races import FileRaces
 from distdiag.events.base import Event
@@ -54,10 +54,10 @@ class ExistenceTests:
     other ranks counts.
     """
 
-    def __init__(self, world: RankSet) -> None:
+    def __init__(self, world: RankSet, forgotten: Forgotten | None = None) -> None:
         self._world = world
         self._current: dict[int, dict[_Test, FileAccess]] = {rank: {} for rank in world}
-        self._turns: Turns[_Test] = Turns(len(world), _MOST_TESTS)
+        self._turns: Turns[_Test] = Turns(len(world), _MOST_TESTS, forgotten=forgotten)
         self._open: Recent[tuple[_Test, int], dict[int, FileAccess]] = Recent(_MOST_OPEN)
         self._complete: list[ExistenceAlignment] = []
 
@@ -121,8 +121,9 @@ _QUOTED: Final = re.compile(r"""['"](/[^'"]+)['"]""")
 class MissingFiles:
     """Remembers who wrote which file, and what each rank accessed last."""
 
-    def __init__(self) -> None:
-        self._made: SinceFirst[str, dict[int, FileAccess]] = SinceFirst(MOST_NAMES)
+    def __init__(self, forgotten: Forgotten | None = None) -> None:
+        self._made: SinceFirst[str, dict[int, FileAccess]]
+        self._made = SinceFirst(MOST_NAMES, forgotten=forgotten)
         self._parts: Recent[str, dict[int, FileAccess]] = Recent(MOST_NAMES)
         self._recent: dict[int, deque[FileAccess]] = defaultdict(lambda: deque(maxlen=RECENT))
 
@@ -182,8 +183,8 @@ class FileAligner(Aligner):
         super().__init__(job)
         self._is_alone = len(job.world) < 2
         self._races = FileRaces(job.world)
-        self._tests = ExistenceTests(job.world)
-        self._missing = MissingFiles()
+        self._tests = ExistenceTests(job.world, job.forgotten)
+        self._missing = MissingFiles(job.forgotten)
         self._raised: list[Raised] = []
         self._blind: set[int] = set()
         self._has_accesses = False

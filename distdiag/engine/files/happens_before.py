@@ -34,7 +34,14 @@ from distdiag.engine.files.order import (
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
 from distdiag.events.files import FileAccess, FileAction, FileClosed, HostSynced, StoreCall
-from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, RankStarted, StepEnd
+from distdiag.events.lifecycle import (
+    EventsLost,
+    Exited,
+    Finished,
+    ProbeDisabled,
+    RankStarted,
+    StepEnd,
+)
 from distdiag.events.ranks import RankSet
 from distdiag.views.files import SyncPoint
 
@@ -352,6 +359,8 @@ class HappensBefore:
                 replay.host = event.hostname
             case Finished() | Exited():
                 self._schedule.leave(replay)
+            case EventsLost():
+                self._schedule.doubt_rank(replay, event.time_ns, is_order=True)
             case ProbeDisabled():
                 is_order = event.probe in RECORDS_OF_ORDER
                 if is_order or event.probe.startswith("file"):

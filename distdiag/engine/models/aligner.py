@@ -216,7 +216,7 @@ class ModelAligner(Aligner):
         )
         self._optimizers = SideBySide(job.world)
         self._last_steps: SinceFirst[str, dict[int, tuple[int, int]]]
-        self._last_steps = SinceFirst(4 * MOST_FOLLOWED)
+        self._last_steps = SinceFirst(4 * MOST_FOLLOWED, forgotten=job.forgotten)
         self._untrained = Untrained(job.forgotten)
         self._saves = SliceSaves()
         self._plans = UserPlans(job.world, job.rules)

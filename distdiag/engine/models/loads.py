@@ -61,7 +61,7 @@ class LoadAligner(Aligner):
         super().__init__(job)
         self._open: Recent[_Key, dict[int, Event]]
         self._open = Recent(_MOST_OPEN, "loads and saves of states", job.forgotten)
-        self._turns: Turns[_Key] = Turns(len(job.world), _MOST_OPEN)
+        self._turns: Turns[_Key] = Turns(len(job.world), _MOST_OPEN, forgotten=job.forgotten)
         self._blind: set[int] = set()
         self._seen: set[type[Event]] = set()
 

@@ -189,7 +189,7 @@ class Models:
         self._forgotten = forgotten
         self._ranks: dict[int, RankModels] = {}
         self._open: dict[Key, dict[int, _State]] = {}
-        self._begun: Turns[str] = Turns(num_ranks, _MOST_BEGUN)
+        self._begun: Turns[str] = Turns(num_ranks, _MOST_BEGUN, forgotten=forgotten)
         self._starts: Recent[tuple[str, int], dict[int, tuple[Plans, CallSite]]]
         self._starts = Recent(MOST_FOLLOWED)
         self._gradients: Recent[str, dict[int, tuple[int, _State]]] = Recent(MOST_FOLLOWED)

@@ -13,7 +13,7 @@ from distdiag.engine.collectives.traffic import Traffic, carried_bytes, element_
 from distdiag.engine.ranks import RECORDS_OF_CALLS
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated
-from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
+from distdiag.events.lifecycle import EventsLost, Finished, ProbeDisabled, StepEnd
 from distdiag.events.models import Content, Moment, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.experts import is_of_expert, layer_of, spreading_routers
@@ -448,7 +448,7 @@ class _Pending:
 class UnsyncedReplicas:
     """Finds copies between whose ranks nothing has passed, after many steps or at the end."""
 
-    needs = (Collective, Finished, GroupCreated, ProbeDisabled, StepEnd)
+    needs = (Collective, EventsLost, Finished, GroupCreated, ProbeDisabled, StepEnd)
 
     def __init__(self) -> None:
         self.parallel = ParallelGroups()
@@ -472,6 +472,8 @@ class UnsyncedReplicas:
             case Finished(exit_status=0):
                 self._finished.add(event.rank)
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
+                self._is_blind = True
+            case EventsLost():
                 self._is_blind = True
 
     def note(self, view: ReplicaView) -> None:
