@@ -81,8 +81,10 @@ class Rank:
         recorder, is_held = self.recorder, more.get("held", False)
         number = -1
         if signature.peer is None:
-            number = self.calls.get(group.name, 0)
+            number = self.calls.pop(group.name, 0)
             self.calls[group.name] = number + 1
+            if len(self.calls) > 4:
+                del self.calls[next(iter(self.calls))]  # that group is destroyed
         tables = recorder.tables
         # As the tap does: what repeats is written once.
         known_group = tables.groups.get(group.name)
@@ -552,7 +554,8 @@ KINDS: Final[dict[str, Kind]] = {
 def tables(root: object, name: str) -> dict[str, int]:
     """Return how many entries each table holds that can be reached from an object, by its path.
 
-    Tables of one attribute of many alike objects count as one.
+    Tables of one attribute of many alike objects count as one. A deque that has a greatest length
+    is none: it is full sooner or later.
     """
     found: dict[str, int] = {}
     seen: set[int] = set()
@@ -562,7 +565,8 @@ def tables(root: object, name: str) -> dict[str, int]:
         if id(value) in seen or isinstance(value, msgspec.Struct):
             continue  # what events hold is bounded by the tables in which they are
         seen.add(id(value))
-        if isinstance(value, Collection) and not isinstance(value, (str, bytes, tuple)):
+        is_table = isinstance(value, Collection) and not isinstance(value, (str, bytes, tuple))
+        if is_table and getattr(value, "maxlen", None) is None:
             found[path] = found.get(path, 0) + len(value)
         pending += [(child, path + more) for child, more in _parts(value)]
     return found
