@@ -165,7 +165,7 @@ class GroupStream:
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits in it, and its next call is compared as its first one is."""
-        is_followed = self._open or self._unended or self._progress or self._resumed
+        is_followed = self._open or self._unended or self._progress
         return not (is_followed or self.broken or self.parted)
 
     def first_open(self) -> CollectiveAlignment | None:
