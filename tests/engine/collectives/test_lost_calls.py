@@ -73,3 +73,17 @@ def test_messages_and_groups_are_counted_and_so_not_paired_after_a_gap():
             desc="", generation=0, site=SITE,
         )  # fmt: skip
         assert groups.add(made) is None
+
+
+def test_calls_that_came_before_the_loss_of_another_rank_was_read_stay():
+    streams = CollectiveStreams(RankSet((0, 1)))
+    stream = streams.stream(GROUP)
+    streams.lose(0)
+    for number in (5, 6, 7):
+        stream.add(call(0, number))
+    streams.lose(1)
+    assert stream.first_open() is None
+    for number in (5, 6):
+        stream.add(call(1, number))
+    assert stream.first_open().key[1] == 7
+    assert stream.first_open().missing_ranks == RankSet((1,))
