@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import mmap
 import sys
 import tempfile
 import time
@@ -552,6 +553,10 @@ KINDS: Final[dict[str, Kind]] = {
 # What the monitor holds, table by table.
 
 
+_FIXED: Final = (str, bytes, bytearray, tuple, mmap.mmap)
+"""What has the length that it was made with."""
+
+
 def tables(root: object, name: str) -> dict[str, int]:
     """Return how many entries each table holds that can be reached from an object, by its path.
 
@@ -566,7 +571,7 @@ def tables(root: object, name: str) -> dict[str, int]:
         if id(value) in seen or isinstance(value, msgspec.Struct):
             continue  # what events hold is bounded by the tables in which they are
         seen.add(id(value))
-        is_table = isinstance(value, Collection) and not isinstance(value, (str, bytes, tuple))
+        is_table = isinstance(value, Collection) and not isinstance(value, _FIXED)
         if is_table and getattr(value, "maxlen", None) is None:
             found[path] = found.get(path, 0) + len(value)
         pending += [(child, path + more) for child, more in _parts(value)]
