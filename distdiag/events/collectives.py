@@ -14,7 +14,7 @@ UNNUMBERED: Final = 1 << 62
 """The number of a call that comes after all others of its group, and whose own nobody told."""
 
 
-class ProcessGroup(msgspec.Struct, frozen=True, array_like=True):
+class ProcessGroup(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """A process group as one rank knows it.
 
     `ranks` are global ranks in group order. `generation` counts the initialisations of the default
@@ -38,7 +38,7 @@ def group_label(name: str, desc: str) -> str:
     return desc if desc and desc != "undefined" else name
 
 
-class Signature(msgspec.Struct, frozen=True, array_like=True):
+class Signature(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """What a collective or point-to-point call asks for.
 
     `op` is the name of the public torch function (``all_gather_into_tensor``). `root` and `peer`
