@@ -9,6 +9,7 @@ import pytest
 SOAK = Path(__file__).parents[1] / "scripts" / "soak.py"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_whatever_befalls_a_run_its_report_is_there_and_true(tmp_path):
     kept = tmp_path / "trials"
