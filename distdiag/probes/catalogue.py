@@ -228,15 +228,18 @@ def _rank_states(wiring: Wiring) -> Sequence[Probe]:
 
 def _data(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.data.feeds import Moments, StepFeeds
+    from distdiag.probes.data.fetches import Fetches
     from distdiag.probes.data.samplers import SamplerProbe
     from distdiag.probes.optimizers.schedules import Schedules
     from distdiag.probes.random.step_draws import StepDraws
 
     recorder, signals = wiring.recorder, wiring.signals
     feeds = StepFeeds(recorder, signals.pick(Moments), wiring.models.roots)
+    fetches = Fetches(recorder)
     return [
         feeds,
-        SamplerProbe(recorder, feeds, signals.optimizer_stepping, signals.step_ended),
+        fetches,
+        SamplerProbe(recorder, feeds, fetches, signals.optimizer_stepping, signals.step_ended),
         StepDraws(recorder, feeds),
         Schedules(recorder, signals.optimizer_stepped, signals.step_ended),
     ]
