@@ -51,6 +51,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         identity=one_node if local_world >= world else job,
         started_s=_started_s(parent),
         master_addr=environ.get("MASTER_ADDR", ""),
+        is_alone=world == 1 and "RANK" not in environ,
     )
 
 

@@ -19,7 +19,6 @@ from distdiag.events.lifecycle import (
     Exited,
     Finished,
     NodeLost,
-    ProcessesSpawned,
     Raised,
     RankStarted,
     Signalled,
@@ -255,5 +254,5 @@ class LaunchView(View):
 
     is_of_one_rank: ClassVar[bool] = True
 
-    event: RankStarted | GroupCreated | ProcessesSpawned
+    event: RankStarted | GroupCreated
     states: Mapping[int, RankState]
