@@ -65,11 +65,12 @@ class Joiner:
 
     current: ClassVar[Joiner | None] = None
 
-    def __init__(self, root: Path) -> None:
-        """Prepare to join the run in this directory."""
+    def __init__(self, root: Path, needs: tuple[str, ...] = (_C10D,)) -> None:
+        """Prepare to join the run in this directory, when these modules have been imported."""
         self._root = root
         self._patches = Patches()
-        self._hook = ImportHook({_C10D}, lambda _: self._watch())
+        self._needs = set(needs)
+        self._hook = ImportHook(needs, self._on_import)
         self._has_joined = False
         self.children = children.Children(root)
 
@@ -84,9 +85,11 @@ class Joiner:
         self._hook.stop()
         self._patches.undo()
 
-    def _watch(self) -> None:
-        module = sys.modules[_C10D]
-        self._patches.wrap_everywhere(module, "init_process_group", self._joining)
+    def _on_import(self, name: str) -> None:
+        self._needs.discard(name)
+        if not self._needs:
+            module = sys.modules[_C10D]
+            self._patches.wrap_everywhere(module, "init_process_group", self._joining)
 
     def _joining(self, original: AnyCallable) -> AnyCallable:
         signature = inspect.signature(original)
@@ -163,7 +166,8 @@ def invite(agent: RankAgent, command: tuple[str, ...], main_script: str | None) 
         main_script=main_script,
         is_alone=False,
     ).leave(root)
-    Joiner.current = joiner = Joiner(root)
+    # After the probe of process groups, which must not see the call before the agent of the rank.
+    Joiner.current = joiner = Joiner(root, ("torch", _C10D))
     joiner.children.start()
     joiner.start()
 
