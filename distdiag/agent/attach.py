@@ -9,7 +9,7 @@ import msgspec
 
 from distdiag.agent.agent import RankAgent
 from distdiag.agent.children import is_told
-from distdiag.agent.joining import Joiner, invite
+from distdiag.agent.joining import invite, stand_alone
 from distdiag.agent.launch import read_launch
 from distdiag.config import KEYS, Config, load_config
 from distdiag.events.errors import RankError, UsageError
@@ -51,6 +51,7 @@ def start_agent(config: Config, command: tuple[str, ...], main_script: str | Non
 
     """
     with Guard(_give_up):
+        stand_alone()
         launch = read_launch(os.environ)
         agent = RankAgent(launch, config, command, main_script=main_script)
         RankAgent.current = agent
@@ -119,8 +120,7 @@ def _flags(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def detach_agent() -> None:
     """Stop the agent of this process, if there is one."""
-    if Joiner.current is not None:
-        Joiner.current.stop()
+    stand_alone()
     agent, RankAgent.current = RankAgent.current, None
     if agent is not None:
         guarded(agent.stop, "detach()")

@@ -96,14 +96,15 @@ class Joiner:
 
         @wrap_like(original)
         def function(*args: object, **kwargs: object) -> object:
-            if self._has_joined:
+            given = {} if self._has_joined else _given(signature, args, kwargs)
+            if not given:
                 return original(*args, **kwargs)
             with Guard(self._give_up):
-                self._join(_member(_given(signature, args, kwargs)))
+                self._join(_member(given))
             if not self._has_joined:
                 result = original(*args, **kwargs)
                 with Guard(self._give_up):  # some backends tell a process its rank
-                    self._join(_member_after(_given(signature, args, kwargs)))
+                    self._join(_member_after(given))
                 return result
             # The agent is there now: the probe of process groups must see the call.
             return vars(sys.modules[_C10D])["init_process_group"](*args, **kwargs)
@@ -156,6 +157,14 @@ class Joiner:
             watch_end(agent)
 
 
+def stand_alone() -> None:
+    """Join no run any more, in this process and in those that it starts: it has one of its own."""
+    if Joiner.current is not None:
+        Joiner.current.stop()
+        Joiner.current = None
+    children.forget()
+
+
 def invite(agent: RankAgent, command: tuple[str, ...], main_script: str | None) -> None:
     """Let the ranks that this process starts, or becomes itself, join its run."""
     root = agent.run_dir.root
@@ -194,12 +203,14 @@ def expect_to_join() -> None:
 def _given(
     signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> dict[str, Any]:
+    """Return what a call is given; nothing if torch refuses it or no processes stand behind it."""
     try:
         given = signature.bind(*args, **kwargs)
     except TypeError:
-        return {}  # torch itself will refuse it
+        return {}
     given.apply_defaults()
-    return given.arguments
+    backend = str(given.arguments.get("backend"))
+    return {} if any(kind in backend for kind in WITHOUT_PROCESSES) else given.arguments
 
 
 def _member(given: dict[str, Any]) -> Member | None:
@@ -207,8 +218,6 @@ def _member(given: dict[str, Any]) -> Member | None:
 
     It takes the numbers from its arguments, else from the URL, else from the environment.
     """
-    if any(kind in str(given.get("backend")) for kind in WITHOUT_PROCESSES):
-        return None
     store, url = given.get("store"), urlsplit(str(given.get("init_method") or "env://"))
     query = {name: values[-1] for name, values in parse_qs(url.query).items()}
     numbers = []
@@ -230,7 +239,7 @@ def _member(given: dict[str, Any]) -> Member | None:
 def _member_after(given: dict[str, Any]) -> Member | None:
     """Return who this process is when its group is there."""
     group: Untyped = sys.modules[_C10D]
-    if not given or not group.is_initialized():
+    if not group.is_initialized():
         return None
     store = given.get("store") or group._get_default_store()
     job = Job(world_size=group.get_world_size(), place=_place(store))

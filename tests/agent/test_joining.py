@@ -26,7 +26,8 @@ def told(monkeypatch, *args, environ=(), **kwargs):
         monkeypatch.delenv(name, raising=False)
     for name, value in dict(environ).items():
         monkeypatch.setenv(name, value)
-    return _member(_given(SIGNATURE, args, kwargs))
+    given = _given(SIGNATURE, args, kwargs)
+    return _member(given) if given else None
 
 
 def member(rank, world_size=2, place="29500"):

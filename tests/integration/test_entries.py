@@ -136,15 +136,12 @@ def test_jobs_one_after_the_other_and_their_helpers_are_told_apart(tmp_path: Pat
             dist.all_reduce(torch.ones(1))
             dist.destroy_process_group()
 
-        def load(index):
-            return index
-
         def work(rank, folder, name):
-            begin(rank, f"{folder}/{name}")
             mine = f"{folder}/{name}/{rank}"
             helper = mp.get_context("fork").Process(target=help, args=(mine,))
             helper.start()
             helper.join()
+            begin(rank, f"{folder}/{name}")
             code = f"import train; train.help({mine + 's'!r})"
             subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
             list(torch.utils.data.DataLoader(range(4), num_workers=1))

@@ -6,6 +6,7 @@ the process itself imports `torch.distributed`: most that a program starts never
 
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
 
@@ -20,11 +21,11 @@ class _Waiting:
         if name != "torch.distributed.distributed_c10d":
             return None
         sys.meta_path.remove(self)
-        try:
+        # In another environment of Python's there may be no distdiag, or not what it needs.
+        with suppress(Exception):
             from distdiag.agent.joining import expect_to_join
-        except ImportError:  # another environment of Python's, without distdiag or what it needs
-            return None
-        expect_to_join()
+
+            expect_to_join()
         return find_spec(name)
 
 
