@@ -81,14 +81,17 @@ def _show_as_python_does(program: Program, agent: RankAgent | None) -> None:
 def _command(script: str, args: tuple[str, ...], is_module: bool, **flags: object) -> Program:
     """Run SCRIPT with ARGS under observation; put torchrun or another launcher in front.
 
-    After `--` SCRIPT may be a command.
+    SCRIPT may be the console script of a library, and after `--` any command.
     """
     launchers, words = click.get_current_context().obj
-    if not is_module and is_command(words, script, args):
-        program = _of_command(script, (*launchers, *args), flags)
-    else:
-        find = find_module if is_module else find_script
-        program = find(script, (*launchers, *args))
+    given = (*launchers, *args)
+    if is_module:
+        program = find_module(script, given)
+    elif is_command(words, script, args):
+        program = _of_command(script, given, flags)
+    else:  # torchrun takes a `--` for its own
+        found = None if os.path.exists(script) else find_command(script, given)
+        program = found or find_script(script, given)
     start_agent(validated(flags), tuple(program.argv), program.path)
     return program
 

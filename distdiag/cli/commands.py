@@ -38,7 +38,7 @@ def is_command(words: Sequence[str], script: str, args: Sequence[str]) -> bool:
 
 
 def find_command(name: str, args: Sequence[str]) -> Program | None:
-    """Return the program that a command of this Python is; None if it is anything else."""
+    """Return the program that a console script of this Python is; None if it is anything else."""
     path = shutil.which(name) or name
     try:
         with Path(path).open("rb") as file:
