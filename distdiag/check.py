@@ -20,8 +20,14 @@ import click
 from distdiag.agent.agent import RankAgent
 from distdiag.agent.attach import start_agent, validated
 from distdiag.agent.launch import read_launch
-from distdiag.agent.program import Program, find_module, find_script, run_as_main
-from distdiag.cli.commands import find_command, is_command, run_command
+from distdiag.agent.program import (
+    Program,
+    find_command,
+    find_module,
+    find_script,
+    is_command,
+    run_as_main,
+)
 from distdiag.cli.options import check_options, module_option
 from distdiag.events.errors import RankError, UsageError
 from distdiag.probes.process.exceptions import strip_own_frames
@@ -106,6 +112,8 @@ def _of_command(name: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> P
             f"{name!r} is no script of this Python, so a rank cannot run it: put the tool in front "
             "of the launcher (distdiag check -- COMMAND)"
         )
+    from distdiag.cli.commands import run_command  # which needs more than a rank does
+
     raise SystemExit(run_command((name, *args), flags))
 
 

@@ -4,7 +4,8 @@ import sys
 
 import click
 
-from distdiag.cli.commands import is_command, run_command
+from distdiag.agent.program import is_command
+from distdiag.cli.commands import run_command
 from distdiag.cli.options import check_options, module_option
 from distdiag.cli.torchrun import run_checked
 

@@ -5,54 +5,19 @@
 """
 
 import os
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from distdiag.agent.attach import validated
 from distdiag.agent.children import told_of
 from distdiag.agent.joining import invite_to
 from distdiag.agent.launch import read_launch
-from distdiag.agent.program import Program, find_script
 from distdiag.agent.verdict import newest_verdict
 from distdiag.cli.torchrun import wait_for
 from distdiag.config import Config
 from distdiag.events.errors import UsageError
 from distdiag.record.guard import warn
 from distdiag.record.run_dir import attempts_of, open_run_dir
-
-_LINE: Final = 4096
-"""Longer is no first line of a script: Linux reads 256 bytes of it."""
-
-
-def is_command(words: Sequence[str], script: str, args: Sequence[str]) -> bool:
-    """Whether what follows the options on a command line names a command: it stands after ``--``.
-
-    `words` are all of the line. A path that ends in .py is a script all the same.
-    """
-    before = len(words) - len(args) - 2
-    is_marked = before >= 0 and words[before] == "--"
-    return is_marked and not script.endswith(".py") and shutil.which(script) is not None
-
-
-def find_command(name: str, args: Sequence[str]) -> Program | None:
-    """Return the program that a console script of this Python is; None if it is anything else."""
-    path = shutil.which(name) or name
-    try:
-        with Path(path).open("rb") as file:
-            first, second = file.readline(_LINE), file.readline(_LINE)
-    except OSError:
-        return None
-    # Where the path of Python is too long for the first line, pip lets a shell start it.
-    line = second if first.startswith(b"#!/bin/sh") and b"exec'" in second else first
-    named = line.replace(b"'''exec'", b"#!").split(b'"$0"')[0].removeprefix(b"#!")
-    python = Path(os.fsdecode(named).strip().strip('"'))
-    if not first.startswith(b"#!") or not python.name.startswith("python"):
-        return None
-    own = Path(sys.executable).parent.resolve()
-    return find_script(path, args) if python.parent.resolve() == own else None
 
 
 def run_command(command: Sequence[str], flags: Mapping[str, Any]) -> int:

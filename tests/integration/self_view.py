@@ -251,6 +251,7 @@ def main(folder: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
+    random.seed(rank)
     inner = torch.nn.Sequential(
         torch.nn.Linear(8, 8), Looking(), torch.nn.Dropout(0.1), torch.nn.Linear(8, 4)
     )
@@ -267,7 +268,8 @@ def main(folder: str) -> None:
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     seen["environment.child"] = stable_environment(json.loads(child.stdout))
     seen["sys.modules"] = sorted(sys.modules)
-    seen["__main__"] = sorted(vars(sys.modules["__main__"]))
+    names = vars(sys.modules["__main__"])
+    seen["__main__"] = sorted(name for name in names if not name.startswith("__compiled_fn"))
     Path(folder, f"{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
 
