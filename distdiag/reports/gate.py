@@ -23,7 +23,6 @@ from distdiag.findings.finding import (
 from distdiag.findings.ignores import Ignores
 from distdiag.reports.base import tool_version
 
-
 FOUND_STATUS: Final = 1
 _UNFINISHED: Final = (Outcome.FAILED, Outcome.HUNG, Outcome.ABORTED, Outcome.KILLED)
 
