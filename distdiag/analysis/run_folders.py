@@ -16,7 +16,7 @@ from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, ProbeDisabled, RankStarted
 from distdiag.record.regular_file import read_regular
-from distdiag.record.run_dir import LaunchFile, RunDir
+from distdiag.record.run_dir import LaunchFile, RunDir, attempts_of
 from distdiag.record.status_page import read_status
 from distdiag.record.wire import Interner
 from distdiag.transports.files import LocalFiles
@@ -234,7 +234,6 @@ def _subfolders(path: Path) -> list[Path]:
 
 
 def _newest_attempt(root: Path) -> RunFolder | None:
-    numbers = (path.name.removeprefix("attempt-") for path in root.glob("attempt-*"))
-    attempts = sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+    attempts = sorted(attempts_of(root), reverse=True)
     folders = (RunFolder(root, attempt) for attempt in attempts)
     return next((folder for folder in folders if folder.ranks), None)

@@ -277,7 +277,6 @@ PROBES: Final = (
     ProbeSpec(
         "process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")
     ),
-    ProbeSpec("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnProbe")),
     ProbeSpec(
         "child-processes",
         ("multiprocessing.popen_fork",),

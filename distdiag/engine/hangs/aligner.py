@@ -34,7 +34,6 @@ from distdiag.events.lifecycle import (
     Finished,
     NodeLost,
     ProbeDisabled,
-    ProcessesSpawned,
     Raised,
     RankStarted,
 )
@@ -88,7 +87,6 @@ class CallAligner(Aligner):
         Stacks,
         ProbeDisabled,
         RankStarted,
-        ProcessesSpawned,
         *_LEAVING,
     )
     builds = (
@@ -157,7 +155,7 @@ class CallAligner(Aligner):
                 self._has_group = True
                 yield from self._feed_group_call(event)
                 yield LaunchView(event, self.job.states())
-            case RankStarted() | ProcessesSpawned():
+            case RankStarted():
                 yield LaunchView(event, self.job.states())
             case Stacks():
                 self._feed_stacks(event)
