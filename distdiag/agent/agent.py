@@ -280,6 +280,10 @@ class RankAgent:
         exit_status = self.exit_status
         with Guard(partial(_warn_of, "at the end of the run")):
             try:
+                # No monitor ends before its ranks. What they wrote is all there for another one,
+                # and nobody may be left to start it: the launcher may end rank 0 because of us.
+                if self._monitor.was_killed:
+                    self._replace_monitor()
                 self._finish(exit_status, self._exit_frames, self._exit_message)
             finally:
                 if self._launch.rank == 0:
@@ -329,10 +333,8 @@ class RankAgent:
                     self._warn_not_judged("died")
                     return None
             if not lives:
-                # What the ranks wrote is all there: another one can judge it from the beginning.
                 may_start = False
-                with suppress(OSError):  # then it is still dead a moment later
-                    self._monitor.start_again("was found dead at the end of the run")
+                self._replace_monitor()
                 deadline = time.monotonic() + VERDICT_S
             elif self._has_living_peers():
                 deadline = time.monotonic() + VERDICT_S
@@ -340,6 +342,10 @@ class RankAgent:
                 self._warn_not_judged(f"has given no verdict within {VERDICT_S:.0f} s")
                 return None
             time.sleep(POLL_S)
+
+    def _replace_monitor(self) -> None:
+        with suppress(OSError):  # then it is still dead a moment later
+            self._monitor.start_again("was found dead at the end of the run")
 
     def _warn_not_judged(self, what: str) -> None:
         root = self.run_dir.root

@@ -2,6 +2,7 @@
 
 <run dir>/run.json            which launch this is
           report.json         the one report; report.sarif and others are forms of it
+          report.reserve      room for it while the run goes on, should the disk fill up
           attempt-0/          one folder for each elastic restart
             launch.json       what the monitor must know
             rank-3.status     the status page of a rank
@@ -115,6 +116,7 @@ class RunDir:
         self.attempt = attempt
         self.folder = root / f"attempt-{attempt}"
         self.report = root / "report.json"
+        self.reserve = root / "report.reserve"
         self.launch = self.folder / "launch.json"
         self.monitor_pid = self.folder / "monitor.pid"
         self.monitor_pids = self.folder / "monitor.pids"
@@ -173,7 +175,7 @@ def open_run_dir(
     run_dir = RunDir(root.absolute(), launch.attempt)
     try:
         make_private_folder(run_dir.root)
-        with _locked(run_dir.root):
+        with locked(run_dir.root):
             is_new = _claim(run_dir, launch, overwrite=overwrite)
         if is_new and run_dir.root.parent.name == RUNS_FOLDER:
             tidy(run_dir.root.parent, kept_runs)
@@ -217,7 +219,13 @@ def read_reporter_address(run_dir: RunDir) -> ReporterAddress | None:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[None]:
+def locked(root: Path) -> Iterator[None]:
+    """Let one process of a run at a time do something.
+
+    Raises:
+        OSError: the run directory is not there, or cannot be written.
+
+    """
     descriptor = open_private(root / ".lock")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

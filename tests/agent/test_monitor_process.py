@@ -42,7 +42,7 @@ def kill(pids):
         os.kill(pid, signal.SIGKILL)
 
 until((folder.parent / "report.json").exists)
-guard, monitor = pids()
+guard, monitor, _ = pids()
 """
 
 
@@ -160,7 +160,7 @@ def test_a_monitor_that_is_killed_is_started_again_and_says_so(tmp_path: Path) -
 
 
 def test_with_its_guard_dead_as_well_the_end_of_the_run_starts_another_one(tmp_path: Path) -> None:
-    ended = run(tmp_path, f"{KILLING}kill([guard, monitor])\n")
+    ended = run(tmp_path, f"{KILLING}kill(pids())\n")
     assert ended.status == 0, ended.stderr
     assert ended.report.complete
     assert ended.report.run.outcome is Outcome.FINISHED
@@ -171,7 +171,7 @@ def test_with_its_guard_dead_as_well_the_end_of_the_run_starts_another_one(tmp_p
 def test_a_monitor_that_cannot_be_had_at_the_end_is_said_loudly(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
-        f"{KILLING}kill([guard, monitor])\nimport subprocess\n"
+        f"{KILLING}kill(pids())\nimport subprocess\n"
         "def refuse(*_, **__): raise OSError('no processes left')\n"
         "subprocess.Popen = refuse\nsys.exit(0)\n",
     )
@@ -204,7 +204,7 @@ dtype = (torch.float32, torch.int32)[dist.get_rank()]
 dist.all_reduce(torch.ones(3, dtype=dtype))
 dist.barrier()
 if dist.get_rank() == 0:
-    kill([guard, monitor])
+    kill(pids())
 dist.barrier()
 dist.destroy_process_group()
 """
