@@ -19,16 +19,32 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
-from soak_faults import FAULTS, MIDDLE
-from soak_trial import Judge, Plan, Result
+from soak_faults import BEGIN, END, FAULTS, MIDDLE
+from soak_trial import Judge, Plan, Result, may_mount
 
-SHORT = (Plan("nothing", "rank 0", MIDDLE, "gloo", "forked"),)
+SHORT = (
+    Plan("SIGKILL", "rank 1", MIDDLE, "gloo", "forked"),
+    Plan("SIGSEGV", "rank 0", BEGIN, "files", "forked"),
+    Plan("os._exit(7)", "rank 1", END, "files", "forked"),
+    Plan("exception everywhere", "all ranks", MIDDLE, "gloo", "forked"),
+    Plan("closed descriptors", "rank 0", MIDDLE, "files", "forked"),
+    Plan("all signals handled", "all ranks", BEGIN, "gloo", "forked"),
+    Plan("disk fills", "rank 1", BEGIN, "gloo", "forked"),
+    Plan("removed run directory", "rank 0", MIDDLE, "files", "forked"),
+    Plan("restart after exception", "rank 1", MIDDLE, "files", "torchrun"),
+    Plan("monitor killed, SIGKILL", "rank 0", END, "gloo", "forked"),
+    Plan("guard and monitor killed, SIGKILL", "rank 1", MIDDLE, "files", "forked"),
+    Plan("all watchers killed, exception", "rank 1", MIDDLE, "gloo", "forked"),
+    Plan("torchrun SIGKILL", "torchrun", MIDDLE, "files", "torchrun"),
+)
 """They are started as cheaply as what they test allows."""
 
 
 def plans() -> Iterator[Plan]:
     """Yield all trials that there are."""
     for name, fault in FAULTS.items():
+        if fault.disk and not may_mount():
+            continue
         for target in fault.targets:
             for when in fault.when:
                 for meets_by in ("gloo", "files"):
@@ -112,8 +128,9 @@ def main() -> int:
         lines = [line for path in options.table for line in path.read_bytes().splitlines()]
         results = [msgspec.json.decode(line, type=Result) for line in lines]
     else:
+        short = [plan for plan in SHORT if may_mount() or not plan.kind.disk]
         launchers = options.launcher or ("forked", "torchrun")
-        chosen = iter(SHORT) if options.short else drawn(options.seed, options.only, launchers)
+        chosen = iter(short) if options.short else drawn(options.seed, options.only, launchers)
         for result in made(chosen, options.jobs, options.seconds, options.trials):
             results.append(result)
             said = " ".join(result.wrong) or "right"

@@ -50,13 +50,15 @@ class Story(NamedTuple):
     """What a report must say: the outcome, and of one finding the code, a word, the ranks.
 
     Without a code there is no finding above info. `ranks` are those that the fault befell, unless
-    it says something else.
+    it says something else. `with_others`: the finding may name others as well, which a launcher
+    ended in the same way within the same second.
     """
 
     outcomes: tuple[str, ...]
     codes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     ranks: tuple[int, ...] | None = None
+    with_others: bool = False
 
 
 HEALTHY: Final = Story(("finished",))
@@ -384,7 +386,9 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "nothing": Fault(_nothing, HEALTHY, ("rank 0",)),
     # A rank ends.
     "SIGKILL": Fault(_signal(signal.SIGKILL), _killed("SIGKILL"), when=ALWAYS),
-    "SIGTERM": Fault(_signal(signal.SIGTERM), _killed("SIGTERM"), when=_EARLY),
+    "SIGTERM": Fault(
+        _signal(signal.SIGTERM), _killed("SIGTERM")._replace(with_others=True), when=_EARLY
+    ),
     "SIGINT twice": Fault(
         _interrupt_twice, Story(("failed", "killed"), ("HNG001", "HNG002"), ("SIGINT", "Keyboard"))
     ),
