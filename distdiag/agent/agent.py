@@ -18,7 +18,13 @@ from typing import ClassVar, Final
 
 from distdiag.agent.monitor_process import MonitorProcess
 from distdiag.agent.rendezvous import Rendezvous, is_needed
-from distdiag.agent.verdict import POLL_S, living, newest_verdict, tell_launcher
+from distdiag.agent.verdict import (
+    POLL_S,
+    living,
+    newest_verdict,
+    replace_monitor,
+    tell_launcher,
+)
 from distdiag.config import Config
 from distdiag.events.base import Frame, Phase
 from distdiag.events.errors import DamagedFileError, RankError
@@ -272,6 +278,10 @@ class RankAgent:
         exit_status = self.exit_status
         with Guard(partial(_warn_of, "at the end of the run")):
             try:
+                # No monitor ends before its ranks. What they wrote is all there for another one,
+                # and nobody may be left to start it: the launcher may end rank 0 because of us.
+                if self._monitor.was_killed:
+                    replace_monitor(self._monitor)
                 self._finish(exit_status, self._exit_frames, self._exit_message)
             finally:
                 if self._awaits_verdict:

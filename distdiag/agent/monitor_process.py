@@ -14,7 +14,8 @@ import msgspec
 
 from distdiag.agent.children import VARIABLE, search_path
 from distdiag.config import Config
-from distdiag.record.run_dir import Launch, LaunchFile, RunDir, write_atomically
+from distdiag.record.private_file import RESERVE_BYTES, set_aside
+from distdiag.record.run_dir import Launch, LaunchFile, RunDir, locked, write_atomically
 
 # What belongs to the rank alone: the monitor must neither report errors for it nor profile.
 _NOT_INHERITED: Final = frozenset(
@@ -48,9 +49,9 @@ class Pid(NamedTuple):
 
 
 class MonitorProcess:
-    """The monitor of this node and its guard (see `monitor_guard`), as one of its ranks sees them.
+    """The monitor of this node and its guards (`distdiag.monitor.guard`), as one rank sees them.
 
-    They are found by what the guard writes down: neither is a child of a rank.
+    They are found by what the guard writes down: none of them is a child of a rank.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -71,16 +72,23 @@ class MonitorProcess:
             cwd=os.getcwd(),
         )
         write_atomically(self._run_dir.launch, msgspec.json.encode(launch_file))
+        if 0 in launch.local_ranks:
+            # Not left to the monitor: the script may fill the disk before that has begun.
+            set_aside(self._run_dir.reserve, RESERVE_BYTES)
         self._spawn()
 
     def start_again(self, reason: str) -> None:
         """Start another one in the place of one that is dead, and tell it so.
 
+        Of ranks that find it dead at the same time one does so.
+
         Raises:
             OSError: it cannot be started.
 
         """
-        self._spawn(reason)
+        with locked(self._run_dir.root):
+            if not self.is_alive:
+                self._spawn(reason)
 
     def _spawn(self, *reason: str) -> None:
         # -I -S: the guard needs nothing but Python itself, which is then there twice as fast.
@@ -114,6 +122,12 @@ class MonitorProcess:
             return tuple(Pid(*map(int, line.split())) for line in lines)
         except (OSError, ValueError, TypeError):
             return ()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether all that watched are dead."""
+        pids = self._pids()
+        return bool(pids) and not any(pid.lives for pid in pids)
 
     @property
     def is_alive(self) -> bool:

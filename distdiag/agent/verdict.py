@@ -57,10 +57,8 @@ def wait_for_verdict(run_dir: RunDir, monitor: MonitorProcess) -> Verdict | None
                 _warn_not_judged(run_dir, "died")
                 return None
         if not lives:
-            # What the ranks wrote is all there: another one can judge it from the beginning.
             may_start = False
-            with suppress(OSError):  # then it is still dead a moment later
-                monitor.start_again("was found dead at the end of the run")
+            replace_monitor(monitor)
             deadline = time.monotonic() + VERDICT_S
         elif living(run_dir):
             deadline = time.monotonic() + VERDICT_S
@@ -68,6 +66,12 @@ def wait_for_verdict(run_dir: RunDir, monitor: MonitorProcess) -> Verdict | None
             _warn_not_judged(run_dir, f"has given no verdict within {VERDICT_S:.0f} s")
             return None
         time.sleep(POLL_S)
+
+
+def replace_monitor(monitor: MonitorProcess) -> None:
+    """Start another one for a dead one: it can judge what the ranks wrote from the beginning."""
+    with suppress(OSError):  # then it is still dead a moment later
+        monitor.start_again("was found dead at the end of the run")
 
 
 def _warn_not_judged(run_dir: RunDir, what: str) -> None:

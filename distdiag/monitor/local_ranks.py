@@ -1,5 +1,6 @@
 """The ranks of one node, as a process beside them sees and reaches them."""
 
+import os
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from distdiag.events.lifecycle import Exited, Finished
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.monitor.dump_sources import DumpSources
+from distdiag.monitor.guard import HELD
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
 from distdiag.record.user_code import main_script
@@ -34,6 +36,16 @@ LAST_DUMP_S: Final = 2.0
 """The launcher kills the peers of a rank that raised or died: their stacks are in a hurry."""
 
 
+def _held_by_guard() -> dict[tuple[int, int], int]:
+    """Return the descriptors that the guard has handed down, by pid and start of the process."""
+    words = os.environ.get(HELD, "").split()
+    numbers = [int(word) for word in words if word.isdecimal()]
+    return {
+        (pid, began): held
+        for pid, began, held in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+    }
+
+
 class LocalRanks:
     """Follow the files and processes of this node's ranks, and look at them from outside."""
 
@@ -46,6 +58,7 @@ class LocalRanks:
         self.launcher = Process(launch.parent_pid)
         self._run_dir = run_dir
         self._processes: dict[int, Process] = {}
+        self._held = _held_by_guard()
         tree = ProcessTree(lambda: self.pids.values())
         self._source = LocalFiles(run_dir, self.ranks, self._watch, interner, family=tree.use_of)
         self._sources = DumpSources(
@@ -61,7 +74,9 @@ class LocalRanks:
         self._has_seen_last = False
 
     def _watch(self, pid: int, start_ticks: int) -> Process:
-        process = self._processes[pid] = Process(pid, start_ticks)
+        process = self._processes[pid] = Process(
+            pid, start_ticks, held=self._held.pop((pid, start_ticks), -1)
+        )
         self._sources.meet(pid)
         return process
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -234,16 +235,17 @@ class Launcher(Generic[Recorded]):
 
 
 def wait_for_monitor(run_dir: RunDir, timeout_s: float) -> None:
-    """Wait until the guard of the monitor has ended, and the monitor with it.
+    """Wait until the monitor has ended, and all who would start it again.
 
-    The guard is written down before a rank begins; a monitor names itself when it has begun, which
+    The guard writes them down before a rank begins; a monitor names itself when it has begun, which
     may be after the end of a short run.
     """
+    deadline = time.monotonic() + timeout_s
     with suppress(OSError, ValueError):
-        guard, *_ = run_dir.monitor_pids.read_text(encoding="ascii").splitlines()
-        process = Process(*map(int, guard.split()))
-        if not process.is_gone:
-            wait_for_end([process], timeout_s)
+        for line in run_dir.monitor_pids.read_text(encoding="ascii").splitlines():
+            process = Process(*map(int, line.split()))
+            if not process.is_gone:
+                wait_for_end([process], max(0.0, deadline - time.monotonic()))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

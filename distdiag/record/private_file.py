@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
+RESERVE_BYTES: Final = 512 << 10
+"""Room for a report."""
 _HIGHEST: Final = 4096
 """The kernel's table of descriptors has room up to the highest one: this many take 32 KiB."""
 _TRIED: Final = 64
@@ -51,6 +53,18 @@ def _open(path: Path, flags: int) -> int:
         with suppress(OSError):
             os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+def set_aside(path: Path, size: int) -> None:
+    """Keep so much room of the disk as a file; where there is no room there is no such file."""
+    try:
+        descriptor = open_private(path)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        path.unlink(missing_ok=True)
 
 
 def make_private_folder(path: Path) -> None:

@@ -3,6 +3,7 @@
 <run dir>/run.json            which launch this is
           join.json           how processes join that the program starts (`agent.joining`)
           report.json         the one report; report.sarif and others are forms of it
+          report.reserve      room for it while the run goes on, should the disk fill up
           attempt-0/          one folder for each elastic restart, and each job of the program's own
             job.json          which job of the program's own that is
             launch.json       what the monitor must know
@@ -130,6 +131,7 @@ class RunDir:
         self.attempt = attempt
         self.folder = root / f"attempt-{attempt}"
         self.report = root / "report.json"
+        self.reserve = root / "report.reserve"
         self.launch = self.folder / "launch.json"
         self.job = self.folder / "job.json"
         self.monitor_pid = self.folder / "monitor.pid"
@@ -258,7 +260,12 @@ def attempts_of(root: Path) -> list[int]:
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Let no other process of the run in this directory do what stands under its lock."""
+    """Let one process of a run at a time do something.
+
+    Raises:
+        OSError: the run directory is not there, or cannot be written.
+
+    """
     descriptor = open_private(root / ".lock")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

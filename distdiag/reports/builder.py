@@ -1,14 +1,12 @@
 """Builds the one report of a run, keeps it on disk while the run goes on, and gives the verdict."""
 
 import logging
-import os
 import platform
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -29,7 +27,7 @@ from distdiag.findings.finding import (
 )
 from distdiag.findings.report_json import decode_report
 from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
-from distdiag.record.private_file import open_private
+from distdiag.record.private_file import RESERVE_BYTES, set_aside
 from distdiag.record.redaction import redacted
 from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomically
 from distdiag.reports import load_reporter, one_line, write_report
@@ -40,8 +38,6 @@ from distdiag.reports.surface import surface_of
 from distdiag.views.rank_states import RankState, RankStatus, last_act
 
 _log = logging.getLogger(__name__)
-
-RESERVE_BYTES: Final = 512 << 10
 
 
 class RunReporter:
@@ -69,8 +65,7 @@ class RunReporter:
         self._path = run_dir.report
         self._earlier = self._read_earlier()
         self._torch = self._earlier.run.torch if self._earlier else ""
-        self._reserve = run_dir.root / "report.reserve"
-        self._set_aside(RESERVE_BYTES)
+        set_aside(run_dir.reserve, RESERVE_BYTES)
 
     def feed(self, event: Event) -> None:
         """Take in one event."""
@@ -107,11 +102,11 @@ class RunReporter:
     def write(self, report: Report) -> None:
         """Replace report.json, on a full disk in the room that was set aside."""
         try:
-            write_report(self._path, report, reserve=self._reserve)
+            write_report(self._path, report, reserve=self._run_dir.reserve)
         except OSError:
             _log.exception("the report could not be written")
-        if not report.complete and not self._reserve.exists():
-            self._set_aside(RESERVE_BYTES // 2)
+        if not (report.complete or self._run_dir.reserve.exists()):
+            set_aside(self._run_dir.reserve, RESERVE_BYTES // 2)
 
     def show(self, report: Report, *, slow: bool = False) -> None:
         """Write the other forms of the report that were asked for, to stderr or to their files.
@@ -175,17 +170,7 @@ class RunReporter:
 
     def release(self) -> None:
         """Give the room back that was set aside."""
-        self._reserve.unlink(missing_ok=True)
-
-    def _set_aside(self, size: int) -> None:
-        try:
-            descriptor = open_private(self._reserve)
-            try:
-                os.posix_fallocate(descriptor, 0, size)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            self.release()
+        self._run_dir.reserve.unlink(missing_ok=True)
 
     def _read_earlier(self) -> Report | None:
         if self._run_dir.attempt == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,8 +15,11 @@ import psutil
 import pytest
 
 from distdiag.agent.monitor_process import MonitorProcess
+from distdiag.dumps.process.proc import Process
 from distdiag.findings.finding import Outcome, Report
 from distdiag.findings.report_json import decode_report
+from distdiag.parity.launcher import wait_for_monitor
+from distdiag.record.private_file import RESERVE_BYTES
 from distdiag.record.run_dir import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
@@ -42,8 +46,16 @@ def kill(pids):
         os.kill(pid, signal.SIGKILL)
 
 until((folder.parent / "report.json").exists)
-guard, monitor = pids()
+guard, monitor, _ = pids()
 """
+
+
+def can_tell_late() -> bool:
+    """Say whether the kernel tells how a process ended that its parent has waited for."""
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(3)"])
+    followed = Process(process.pid)
+    process.wait()
+    return followed.exit_status == 3
 
 
 class Ended(NamedTuple):
@@ -159,8 +171,34 @@ def test_a_monitor_that_is_killed_is_started_again_and_says_so(tmp_path: Path) -
     assert ended.stderr.count("started again") >= 2  # in a line of its own, and in the report
 
 
-def test_with_its_guard_dead_as_well_the_end_of_the_run_starts_another_one(tmp_path: Path) -> None:
-    ended = run(tmp_path, f"{KILLING}kill([guard, monitor])\n")
+def test_with_its_guard_dead_as_well_it_is_started_again_by_who_stands_behind(
+    tmp_path: Path,
+) -> None:
+    ended = run(
+        tmp_path,
+        f"{KILLING}kill([guard, monitor])\nuntil(lambda: pids()[1] != monitor)\n",
+    )
+    assert ended.status == 0, ended.stderr
+    assert ended.report.complete
+    assert ended.report.run.outcome is Outcome.FINISHED
+    (finding,) = ended.report.findings
+    assert "the monitor lost its guard to a signal, and was started again" in finding.message
+
+
+def test_a_monitor_that_has_lost_its_guard_gives_way_to_one_that_has_one(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path,
+        f"{KILLING}kill([guard])\nuntil(lambda: pids()[1] != monitor)\n"
+        "until(lambda: not Path(f'/proc/{monitor}').exists())\n",
+    )
+    assert ended.status == 0, ended.stderr
+    assert ended.report.complete
+    (finding,) = ended.report.findings
+    assert "lost its guard" in finding.message
+
+
+def test_with_all_of_them_dead_the_end_of_the_run_starts_another_one(tmp_path: Path) -> None:
+    ended = run(tmp_path, f"{KILLING}kill(pids())\n")
     assert ended.status == 0, ended.stderr
     assert ended.report.complete
     assert ended.report.run.outcome is Outcome.FINISHED
@@ -171,7 +209,7 @@ def test_with_its_guard_dead_as_well_the_end_of_the_run_starts_another_one(tmp_p
 def test_a_monitor_that_cannot_be_had_at_the_end_is_said_loudly(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
-        f"{KILLING}kill([guard, monitor])\nimport subprocess\n"
+        f"{KILLING}kill(pids())\nimport subprocess\n"
         "def refuse(*_, **__): raise OSError('no processes left')\n"
         "subprocess.Popen = refuse\nsys.exit(0)\n",
     )
@@ -204,7 +242,7 @@ dtype = (torch.float32, torch.int32)[dist.get_rank()]
 dist.all_reduce(torch.ones(3, dtype=dtype))
 dist.barrier()
 if dist.get_rank() == 0:
-    kill([guard, monitor])
+    kill(pids())
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -217,6 +255,49 @@ def test_what_a_dead_monitor_would_have_found_still_fails_the_run(tmp_path: Path
     assert report.complete, ended.stderr
     assert "COL004" in {finding.code for finding in report.findings if finding.severity == "error"}
     assert ended.status == 1, ended.stderr
+
+
+RAISING = """
+import os, signal, time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    kill(pids())
+    raise ValueError("nobody watches")
+dist.barrier()
+"""
+
+
+def test_a_rank_that_fails_when_nobody_watches_is_reported_nevertheless(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    ended = run(tmp_path, KILLING + RAISING, launcher)
+    wait_for_monitor(ended.run_dir, 60.0)
+    assert ended.status == 1, ended.stderr
+    report = ended.report
+    assert report.complete
+    assert report.run.outcome is Outcome.FAILED
+    (finding,) = [each for each in report.findings if each.severity == "error"]
+    assert (finding.code, tuple(finding.ranks)) == ("HNG001", (1,))
+
+
+def test_how_a_rank_ended_is_known_though_the_monitor_has_just_begun(tmp_path: Path) -> None:
+    ended = run(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    wait_for_monitor(ended.run_dir, 60.0)
+    assert ended.status == -signal.SIGSEGV, ended.stderr
+    (finding,) = ended.report.findings
+    assert finding.code == "HNG002"
+    if not can_tell_late():
+        pytest.skip("this kernel (before 6.15) tells only the parent how a process ended")
+    assert "SIGSEGV" in finding.message
+    assert ended.report.run.outcome is Outcome.KILLED
+
+
+def test_room_for_the_report_is_set_aside_before_the_script_begins(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path, "import os, sys\nprint(os.path.getsize(sys.argv[1] + '/report.reserve'))\n"
+    )
+    assert (ended.status, ended.stdout) == (0, f"{RESERVE_BYTES}\n"), ended.stderr
 
 
 def test_a_number_that_another_process_has_by_now_is_not_taken_for_the_monitor(

@@ -14,8 +14,9 @@ from distdiag.events.lifecycle import Finished, Raised, TorchLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Grade, Outcome, Severity
 from distdiag.findings.report_json import decode_report
+from distdiag.record.private_file import RESERVE_BYTES
 from distdiag.record.run_dir import Launch, LaunchFile, RunDir, Verdict
-from distdiag.reports.builder import RESERVE_BYTES, RunReporter, crash_finding
+from distdiag.reports.builder import RunReporter, crash_finding
 from distdiag.views.rank_states import RankState, RankStatus, last_act
 
 SITE = CallSite((Frame("torch/x.py", 1, "f", False), Frame("train.py", 41, "main")))

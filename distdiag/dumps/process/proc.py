@@ -94,15 +94,18 @@ def signal_mask(pid: int, name: str, thread: int | None = None) -> int:
 class Process:
     """A process that is followed until it is gone, even if its number is used again."""
 
-    def __init__(self, pid: int, start_ticks: int = 0) -> None:
-        """Follow the process that has this number and began then (0: that has it now)."""
+    def __init__(self, pid: int, start_ticks: int = 0, *, held: int = -1) -> None:
+        """Follow the process that has this number and began then (0: that has it now).
+
+        `held` is a descriptor of it that was opened while it lived.
+        """
         self.pid = pid
         self._wait_status = 0
-        self._descriptor = _open_pidfd(pid)
+        self._descriptor = held if held >= 0 else _open_pidfd(pid)
         reading = read_process(pid)
         self._start_ticks = start_ticks or (reading.start_ticks if reading else 0)
-        if self.is_gone:
-            self.close()
+        if held < 0 and self.is_gone:
+            self.close()  # it may be that of another process by now
 
     def read(self) -> ProcessState | None:
         """Read the state, or return None when the process is gone (or has ended as a zombie)."""
