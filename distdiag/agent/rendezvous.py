@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from distdiag.events.errors import UNDECODABLE
 from distdiag.probes.untyped import Untyped
 from distdiag.record.run_dir import Launch, ReporterAddress, RunDir, write_atomically
 
@@ -54,7 +55,8 @@ class Rendezvous:
         """Wait, in small steps, until the address is where it must be, or it is time to stop.
 
         Raises:
-            RuntimeError: torch cannot reach the store, several times in a row.
+            RuntimeError: torch cannot reach the store, or finds something else in it, several times
+                in a row.
 
         """
         try:
@@ -89,9 +91,15 @@ class Rendezvous:
                     store.set(key, path.read_bytes())
                     return
             elif store.check([key]):
-                address = msgspec.json.decode(store.get(key), type=ReporterAddress)
-                write_atomically(path, msgspec.json.encode(address))
+                write_atomically(path, msgspec.json.encode(_address(store.get(key))))
                 return
+
+
+def _address(value: bytes) -> ReporterAddress:
+    try:
+        return msgspec.json.decode(value, type=ReporterAddress)
+    except UNDECODABLE as error:
+        raise RuntimeError(f"the job's store holds no address of the reporter: {error}") from None
 
 
 def _open_store() -> Store | None:

@@ -10,6 +10,7 @@ from typing import Final, NoReturn
 import click
 
 from distdiag.events.errors import DamagedFileError, UsageError
+from distdiag.record.visible import visible
 
 __all__ = ["main"]
 
@@ -102,5 +103,5 @@ def main(args: Sequence[str] | None = None, *, prog_name: str = "distdiag") -> N
 
 
 def _fail(problem: str) -> NoReturn:
-    click.echo(f"distdiag: {' '.join(problem.split())}", err=True)
+    click.echo(f"distdiag: {visible(' '.join(problem.split()))}", err=True)
     sys.exit(USAGE_STATUS)

@@ -13,8 +13,9 @@ from distdiag.findings.baseline import (
     with_reasons,
 )
 from distdiag.findings.finding import Severity
+from distdiag.record.visible import visible
 from distdiag.reports import read_report
-from distdiag.reports.base import tool_version, visible
+from distdiag.reports.base import tool_version
 
 
 @click.command("baseline")

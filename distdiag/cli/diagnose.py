@@ -8,6 +8,7 @@ from distdiag.diagnosis.context import read_context
 from distdiag.diagnosis.diagnose import diagnose
 from distdiag.diagnosis.show import FORMATS
 from distdiag.events.errors import UsageError
+from distdiag.record.visible import visible
 
 _INSUFFICIENT_STATUS = 3
 
@@ -44,7 +45,7 @@ def command(context: Path, output: Path | None, name: str | None) -> int:
             output.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
-        click.echo(f"{diagnosis.status}: {diagnosis.summary}")
+        click.echo(visible(f"{diagnosis.status}: {diagnosis.summary}"))
     if diagnosis.status == "insufficient":
         return _INSUFFICIENT_STATUS
     return 1 if diagnosis.root_causes else 0

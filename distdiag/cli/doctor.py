@@ -8,6 +8,7 @@ import msgspec
 
 from distdiag.doctor.answers import State, lines, worst
 from distdiag.doctor.machine import look_at_machine
+from distdiag.record.visible import json_text
 
 
 @click.command("doctor")
@@ -29,7 +30,7 @@ def command(*, is_json: bool, run_dir: Path) -> int:
     answers = list(look_at_machine(os.environ, run_dir.absolute()))
     if is_json:
         rows = [msgspec.structs.asdict(answer) for answer in answers]
-        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=1))
+        click.echo(json_text(rows), nl=False)
     else:
         click.echo("\n".join(lines(answers)))
     return int(worst(answers) is State.BAD)

@@ -13,8 +13,8 @@ from distdiag.live.job_dump import JobDump, NodeDump, jobs_of, prepare, save, ta
 from distdiag.live.ranks import LiveRank, find_ranks, ranks_of_pids
 from distdiag.live.report import report_of
 from distdiag.live.text import job_text
+from distdiag.record.visible import visible
 from distdiag.reports import load_reporter
-from distdiag.reports.base import visible
 
 REACHING_S: Final = 15
 """A host has so many seconds more than its ranks: to be reached, and to start Python."""

@@ -10,6 +10,7 @@ from distdiag.config.selection import Selection
 from distdiag.findings.finding import Severity
 from distdiag.lint.linting import LintResult, lint_files
 from distdiag.lint.reports import FORMATS
+from distdiag.record.visible import visible
 
 _FOUND_STATUS = 1
 _UNREADABLE_STATUS = 2
@@ -49,7 +50,7 @@ def command(
     result = lint_files(paths, Selection(select, ignore))
     gc.freeze()
     for problem in result.not_checked.values():
-        click.echo(f"distdiag: {problem}", err=True)
+        click.echo(f"distdiag: {visible(problem)}", err=True)
     click.echo(FORMATS[name](result), nl=False)
     return _status(result)
 

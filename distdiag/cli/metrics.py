@@ -22,6 +22,7 @@ from distdiag.metrics.reading import read
 from distdiag.metrics.runs import Run, runs_of
 from distdiag.metrics.summary import rows_of
 from distdiag.metrics.text import MARKS, PLAIN_MARKS, Shown, lines_of
+from distdiag.record.visible import json_text
 from distdiag.record.wire import plain
 
 COLORS: Final = {
@@ -151,7 +152,7 @@ def _runs_of(paths: tuple[Path, ...], problems: list[str]) -> tuple[Run, ...]:
 def _write(shown: Shown, runs: tuple[Run, ...], output: str) -> None:
     if output == "json":
         tree = msgspec.to_builtins(shown, enc_hook=plain)
-        click.echo(msgspec.json.format(msgspec.json.encode(tree), indent=1))
+        click.echo(json_text(tree), nl=False)
         return
     for problem in shown.problems[:MOST_PROBLEMS]:
         tell("metrics", problem)

@@ -15,6 +15,7 @@ from distdiag.parity.launcher import Script
 from distdiag.parity.report import Comparing, report_of
 from distdiag.parity.routing.comparison import Result
 from distdiag.parity.routing.study import RUNS, Settings, compare_twice, table, write_tables
+from distdiag.record.visible import visible_lines
 from distdiag.reports import write_report
 from distdiag.reports.gate import Gate
 
@@ -71,7 +72,7 @@ def command(**options: Unpack[_Options]) -> int:
     report = Gate("warning").judged(report)
     write_report(folder / "report.json", report)
     write_tables(folder / TABLES, result)
-    click.echo(table(result), err=True)
+    click.echo(visible_lines(table(result)), err=True)
     tell(MODE, _summary(result))
     show_report(report, options["report_formats"], verbose=options["verbose"], run_dir=folder)
     return _status(result)

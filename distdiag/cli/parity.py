@@ -19,6 +19,7 @@ from distdiag.parity.configurations import Configuration, filled_in, in_order, o
 from distdiag.parity.launcher import Script
 from distdiag.parity.report import Comparing, accepting, report_of
 from distdiag.parity.study import Outcome, Settings, Study
+from distdiag.record.visible import visible_lines
 from distdiag.reports import write_report
 from distdiag.reports.gate import Gate
 
@@ -158,7 +159,7 @@ def _report(outcomes: Sequence[Outcome], comparing: Comparing) -> Report:
 def _show(outcomes: Sequence[Outcome]) -> None:
     """Show how the runs compare, and what those that differ have in common."""
     for outcome in outcomes:
-        click.echo(_table(outcome), err=True)
+        click.echo(visible_lines(_table(outcome)), err=True)
         if outcome.result.drawn_anew:
             tell(MODE, _drawn_anew(outcome))
     differs = {each.configuration.label: each.result.divergence is not None for each in outcomes}

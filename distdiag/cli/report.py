@@ -21,9 +21,9 @@ from distdiag.config import FailOn
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Report, Severity
 from distdiag.findings.ignores import Ignores
+from distdiag.record.visible import visible
 from distdiag.replay import replay_source
 from distdiag.reports import one_line, read_report
-from distdiag.reports.base import visible
 from distdiag.reports.gate import Gate
 from distdiag.reports.words import by_severity, ending_of, found_phrase
 

@@ -13,8 +13,9 @@ from distdiag.events.errors import UsageError
 from distdiag.findings.baseline import read_baseline
 from distdiag.findings.finding import Report, Severity
 from distdiag.record.run_dir import write_atomically
+from distdiag.record.visible import visible
 from distdiag.reports import load_reporter, reporter_names
-from distdiag.reports.base import Reporter, append_to_its_file, visible
+from distdiag.reports.base import Reporter, append_to_its_file
 from distdiag.reports.gate import hint
 from distdiag.reports.surface import surface_of
 

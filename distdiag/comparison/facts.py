@@ -26,6 +26,7 @@ from distdiag.monitor.source_state import look_at_source
 from distdiag.record.environment import variables_of
 from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import LaunchFile
+from distdiag.record.visible import json_text
 from distdiag.record.wire import Interner
 from distdiag.reports import read_report
 
@@ -93,7 +94,7 @@ def own_facts() -> bytes:
         run.put(FactKind.VERSION, package.metadata["Name"] or "", package.version)
     _add_source(run, look_at_source(None, os.getcwd(), 0))
     facts = {f"{kind} {name}": values[ALL] for (kind, name), values in run.facts.items()}
-    return msgspec.json.format(msgspec.json.encode({"environment": facts}), indent=1) + b"\n"
+    return json_text({"environment": facts}).encode()
 
 
 def _of_capture(path: Path, found: Mapping[str, Any]) -> RunFacts:

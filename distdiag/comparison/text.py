@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from distdiag.comparison.differences import Difference
 from distdiag.comparison.facts import ARGUMENT, OPTION, PLAN
 from distdiag.events.environment import FactKind
-from distdiag.reports.base import visible
+from distdiag.record.visible import json_text, visible
 
 _TITLES: Final = {
     FactKind.VARIABLE: "environment variable",
@@ -34,10 +32,11 @@ _LONGEST: Final = 160
 def text_of(differences: Sequence[Difference], names: tuple[str, str], *, is_all: bool) -> str:
     """Return all differences, or the first twenty, a paragraph each."""
     if not differences:
-        return f"{names[0]} and {names[1]}: nothing that was recorded differs.\n"
+        return f"{visible(names[0])} and {visible(names[1])}: nothing that was recorded differs.\n"
     shown = differences if is_all else differences[:_MOST_SHOWN]
     number = "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
-    lines = [f"{number} between {names[0]} and {names[1]}, the likely causes first:", ""]
+    between = visible(f"{names[0]} and {names[1]}")
+    lines = [f"{number} between {between}, the likely causes first:", ""]
     for place, each in enumerate(shown, 1):
         lines += _paragraph(place, each, is_all=is_all)
     if len(shown) < len(differences):
@@ -86,4 +85,4 @@ def json_of(differences: Iterable[Difference], names: tuple[str, str]) -> str:
         for each in differences
     ]
     whole = {"before": names[0], "after": names[1], "differences": found}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
+    return json_text(whole)

@@ -7,11 +7,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-import msgspec
-
 from distdiag.diagnosis.causes import Cause, Evidence
 from distdiag.diagnosis.result import Diagnosis
-from distdiag.reports.base import visible
+from distdiag.record.visible import json_text, visible
 
 _WIDTH: Final = 100
 _LONGEST: Final = 2_000
@@ -19,7 +17,7 @@ _LONGEST: Final = 2_000
 
 def as_json(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as one JSON object, indented."""
-    return msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n"
+    return json_text(diagnosis, indent=2)
 
 
 def as_markdown(diagnosis: Diagnosis) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from distdiag.events.ranks import RankSet
-from distdiag.reports.base import visible
+from distdiag.record.visible import visible
 
 
 class State(StrEnum):
@@ -44,10 +44,10 @@ def lines(answers: Sequence[Answer]) -> list[str]:
     width = max((len(answer.subject) for answer in answers), default=0)
     found: list[str] = []
     for answer in answers:
-        found.append(f"{answer.state:8} {answer.subject:{width}}  {visible(answer.seen)}".rstrip())
+        found.append(f"{answer.state:8} {answer.subject:{width}}  {answer.seen}".rstrip())
         if answer.advice and answer.state is not State.GOOD:
             found.append(f"{'':9}{'':{width}}  -> {answer.advice}")
-    return found
+    return list(map(visible, found))
 
 
 def joined(by_rank: Mapping[int, Sequence[Answer]]) -> list[Answer]:

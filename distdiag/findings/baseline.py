@@ -9,6 +9,7 @@ import msgspec
 from distdiag.events.errors import UNDECODABLE, UsageError
 from distdiag.findings.finding import Finding
 from distdiag.findings.fingerprint import encodable, fingerprint_of
+from distdiag.record.visible import json_text
 
 VERSION: Final = 1
 LARGEST: Final = 64 << 20
@@ -74,7 +75,7 @@ def _known(finding: Finding) -> KnownFinding:
 
 def encode_baseline(baseline: Baseline) -> bytes:
     """Return a baseline as indented JSON, which changes by lines."""
-    return msgspec.json.format(msgspec.json.encode(baseline), indent=1) + b"\n"
+    return json_text(baseline).encode()
 
 
 def read_baseline(path: Path) -> Baseline:

@@ -1,23 +1,17 @@
 """The JSON form of reports, which other programs read."""
 
-import re
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.findings.finding import Report
+from distdiag.record.visible import json_text
 from distdiag.record.wire import decode_rank_set, plain
-
-_UNSEEN: Final = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-"""Signs that steer a terminal or hide text, which JSON may hold as they are, and need not."""
 
 
 def _finite(value: object) -> object:
     """Spell numbers that JSON has no form for: msgspec would write null."""
-    if isinstance(value, str):
-        # A path may hold bytes that are no UTF-8; as Python has them, JSON cannot.
-        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, float) and value != value:
         return "NaN"
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
@@ -32,8 +26,7 @@ def _finite(value: object) -> object:
 def encode_report(report: Report) -> bytes:
     """Return a report as indented JSON; NaN and infinities are the strings of their names."""
     tree = msgspec.to_builtins(report, enc_hook=plain)
-    text = msgspec.json.format(msgspec.json.encode(_finite(tree)), indent=1).decode()
-    return _UNSEEN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text).encode()
+    return json_text(_finite(tree)).rstrip("\n").encode()
 
 
 def decode_report(text: bytes) -> Report:

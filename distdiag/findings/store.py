@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 
 # Makes one finding of several that tell of one cause: the surest stands, the others support it.
 
@@ -25,46 +25,70 @@ def folded(
 ) -> tuple[Finding, ...]:
     """Return the findings without those that another one covers or explains: its evidence."""
     found = tuple(findings)
+    causes, surest = _causes(found, explains), _surest(found)
     by_cover: dict[int, list[Finding]] = {}
     for place, each in enumerate(found):
-        cause = _cause(each, found, explains)
-        cover = _cover(place, found, covers) if cause is None else cause
+        cause = _cause(each, found, causes)
+        cover = _cover(place, found, surest, covers) if cause is None else cause
         others = by_cover.setdefault(cover, [])
         if cover != place:
             others.append(each)
     return tuple(_with(found[place], others) for place, others in sorted(by_cover.items()))
 
 
-def _cause(finding: Finding, found: Sequence[Finding], explains: Explains) -> int | None:
+def _causes(found: Sequence[Finding], explains: Explains) -> dict[str, list[int]]:
+    """Return by code the places of what may explain it: of each code and ranks the first."""
+    causes: dict[str, list[int]] = {}
+    seen: set[tuple[str, RankSet]] = set()
+    for place, each in enumerate(found):
+        explained = explains.get(each.code, ())
+        if explained and each.severity is not Severity.INFO and (each.code, each.ranks) not in seen:
+            seen.add((each.code, each.ranks))
+            for code in explained:
+                causes.setdefault(code, []).append(place)
+    return causes
+
+
+def _cause(finding: Finding, found: Sequence[Finding], causes: dict[str, list[int]]) -> int | None:
     """Return the place of the first finding that explains one, None if none does."""
     if finding.severity is Severity.INFO:
         return None
-    return next(
-        (
-            place
-            for place, each in enumerate(found)
-            if finding.code in explains.get(each.code, ())
-            and each.severity is not Severity.INFO
-            and finding.ranks <= each.ranks
-        ),
-        None,
-    )
+    places = causes.get(finding.code, ())
+    return next((place for place in places if finding.ranks <= found[place].ranks), None)
 
 
-def _cover(place: int, found: Sequence[Finding], covers: Covers) -> int:
+Surest = dict[tuple[str, Location], int]
+"""By code and line the place of the surest finding, of equal ones the first."""
+
+
+def _surest(found: Sequence[Finding]) -> Surest:
+    surest: Surest = {}
+    for place, each in enumerate(found):
+        if each.location is None:
+            continue
+        key = each.code, each.location
+        best = surest.setdefault(key, place)
+        if _weight(each) > _weight(found[best]):
+            surest[key] = place
+    return surest
+
+
+def _weight(finding: Finding) -> tuple[int, float]:
+    return finding.severity.weight, finding.confidence
+
+
+def _cover(place: int, found: Sequence[Finding], surest: Surest, covers: Covers) -> int:
     """Return the place of the surest finding that covers one, or its own if that is surer."""
     mine = found[place]
     ways = [
-        other
-        for other, each in enumerate(found)
-        if mine.code in covers.get(each.code, ())
-        and each.location is not None
-        and each.location == mine.location
+        surest[code, mine.location]
+        for code, covered in covers.items()
+        if mine.code in covered and mine.location is not None and (code, mine.location) in surest
     ]
 
     def rank(other: int) -> tuple[int, float, bool, int]:
         each = found[other]
-        return each.severity.weight, each.confidence, each.code != mine.code, -other
+        return *_weight(each), each.code != mine.code, -other
 
     return max((place, *ways), key=rank)
 

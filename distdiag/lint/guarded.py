@@ -1,7 +1,7 @@
 """Calls that need every rank and that some ranks surely do not make."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,12 +53,17 @@ def guarded_sites(module: Module, effects: Effects, family: Family) -> Iterator[
         if not mentions_ranks(function):
             continue
         units = _units(function, effects, family)
-        reported: set[Site] = set()
+        made: dict[tuple[str, str | None], set[Ranks]] = {}
+        for unit in units:
+            made.setdefault(_kind(unit), set()).add(unit.ranks)
+        reported: set[int] = set()
         for unit in units:
             is_whole = unit.ranks in (EVERY, frozenset())
-            if is_whole or not unit.is_own or unit.site in reported or _is_made_up_for(unit, units):
+            if is_whole or not unit.is_own or unit.site.order in reported:
                 continue
-            reported.add(unit.site)
+            if _is_made_up_for(unit, made[_kind(unit)]):
+                continue
+            reported.add(unit.site.order)
             yield _guarded(unit)
 
 
@@ -69,10 +74,11 @@ def _units(function: Function, effects: Effects, family: Family) -> list[_Unit]:
     if not any(effect.operation.family is family for s in partial for effect in effects.of_site(s)):
         return []
     starts = [reach(site) for site in sites if _starts(site, effects)]
-    inner = sites_of_definitions(function)
+    own = ((site, True) for site in sites)
+    inner = ((site, False) for site in sites_of_definitions(function))
     return [
-        _Unit(site, effect, _ranks_of(site, effect.operation.group), site in sites)
-        for site in (*sites, *inner)
+        _Unit(site, effect, _ranks_of(site, effect.operation.group), is_own)
+        for site, is_own in (*own, *inner)
         for effect in effects.of_site(site)
         if effect.operation.family is family
         # The world of a job in which only these ranks create the process group are these ranks.
@@ -101,16 +107,15 @@ def _guarded(unit: _Unit) -> GuardedSite:
     )
 
 
-def _is_made_up_for(unit: _Unit, units: Sequence[_Unit]) -> bool:
-    operation = unit.effect.operation
-    ranks = unit.ranks
-    for other in units:
-        same_kind = other.effect.operation.kind == operation.kind
-        same_group = other.effect.operation.group == operation.group
-        # A call that all ranks make is another round, and makes up for nothing.
-        if same_kind and same_group and not unit.ranks <= other.ranks:
-            ranks |= other.ranks
-    return ranks == EVERY
+def _kind(unit: _Unit) -> tuple[str, str | None]:
+    return unit.effect.operation.kind, unit.effect.operation.group
+
+
+def _is_made_up_for(unit: _Unit, made: set[Ranks]) -> bool:
+    """Say whether the other ranks make a call of its kind too; `made` holds who makes each."""
+    # A call that all ranks make is another round, and makes up for nothing.
+    others = (ranks for ranks in made if not unit.ranks <= ranks)
+    return unit.ranks.union(*others) == EVERY
 
 
 # How guarded calls are reported.

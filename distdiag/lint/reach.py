@@ -34,6 +34,7 @@ def reach(site: Site, group: str | None = None, *, raises: bool = False) -> Rank
     return ranks
 
 
+@lru_cache(maxsize=200_000)
 def leaving(way: Exit, function: Function, group: str | None = None) -> Ranks:
     """Return the ranks that leave by an exit when all that is not known of its tests is so.
 

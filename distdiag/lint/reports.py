@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import msgspec
-
 from distdiag.findings.finding import Severity
 from distdiag.lint.base import LintFinding, Related
 from distdiag.lint.linting import LintResult
 from distdiag.lint.rules import load_rules
+from distdiag.record.visible import json_text, visible
 from distdiag.reports import sarif_log
 from distdiag.reports.workflow_commands import command
 
@@ -21,7 +20,7 @@ def text(result: LintResult) -> str:
         f"{'[info] ' if found.severity is Severity.INFO else ''}{found.message}"
         for found in result.findings
     ]
-    return "\n".join([*rows, _summary(result)]) + "\n"
+    return "\n".join([*map(visible, rows), _summary(result)]) + "\n"
 
 
 def _summary(result: LintResult) -> str:
@@ -41,7 +40,7 @@ def json(result: LintResult) -> str:
         "findings": result.findings,
         "not_checked": result.not_checked,
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return json_text(document, indent=2)
 
 
 def github(result: LintResult) -> str:

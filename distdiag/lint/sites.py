@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -22,12 +22,17 @@ class Condition:
     answer: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Exit:
     """A return, raise, continue, break or end of the process, and the tests that lead there."""
 
     statement: ast.stmt
     conditions: tuple[Condition, ...]
+
+    @property
+    def tests(self) -> Iterator[ast.expr]:
+        """The tests that lead there: a site under one of them stands in a branch of the exit's."""
+        return (condition.test for condition in self.conditions)
 
     @property
     def leaves_loop_only(self) -> bool:
@@ -166,7 +171,9 @@ class _Walk:
         for index in range(first, len(self.sites)):
             # In the next round, what stands before the exit is behind it.
             site = self.sites[index]
-            later = tuple(e for e in ending if e not in site.exits and _is_decided_outside(e, site))
+            known = {*site.exits}
+            around = {condition.test for condition in site.conditions}
+            later = tuple(e for e in ending if e not in known and around.isdisjoint(e.tests))
             self.sites[index] = replace(site, exits=site.exits + later)
         self.block(node.orelse, place)
         return tuple(e for e in exits if not e.leaves_loop_only)
@@ -231,9 +238,3 @@ def _leaving(block: Sequence[ast.stmt]) -> ast.stmt | None:
         ways = _leaving(last.body), _leaving(last.orelse)
         return last if None not in ways else None
     return None
-
-
-def _is_decided_outside(way: Exit, site: Site) -> bool:
-    """Say whether the site does not itself stand in a branch that belongs to the exit's tests."""
-    tests = {condition.test for condition in way.conditions}
-    return not tests & {condition.test for condition in site.conditions}

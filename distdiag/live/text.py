@@ -6,7 +6,8 @@ from typing import Final
 from distdiag.events.base import Frame
 from distdiag.findings.descriptions import user_location
 from distdiag.live.job_dump import JobDump
-from distdiag.reports.base import cut, phrase, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import cut, phrase
 from distdiag.views.stack_tree import MAIN, Parting, StackGroup, StackTree, parted
 
 MOST_GROUPS: Final = 12

@@ -13,7 +13,8 @@ from distdiag.metrics.judging import Judgement
 from distdiag.metrics.runs import Run, Track
 from distdiag.metrics.series import Floats
 from distdiag.metrics.summary import MAIN, rows_of
-from distdiag.reports.base import cut, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import cut
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,8 @@ from distdiag.metrics.judging import Judgement, Observation
 from distdiag.metrics.judging.observation import Point, spell_step, spell_value
 from distdiag.metrics.runs import Run
 from distdiag.metrics.summary import Row, main_track, sparkline
-from distdiag.reports.base import short, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import short
 from distdiag.reports.words import count, severity_word
 
 MARKS: Final = "▁▂▃▄▅▆▇█"

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from distdiag.events.errors import DistdiagError
+from distdiag.record.visible import visible
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class WideGuard(Guard):
 def warn(message: str) -> None:
     """Say one line to the user, on stderr, whoever may have closed it."""
     try:
-        sys.stderr.write(f"distdiag: {' '.join(message.split())}\n")
+        sys.stderr.write(f"distdiag: {visible(' '.join(message.split()))}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         return

@@ -10,8 +10,8 @@ from distdiag.events.base import Frame
 from distdiag.events.collectives import Collective, Signature
 from distdiag.events.errors import UsageError
 from distdiag.events.ranks import RankSet
+from distdiag.record.visible import visible
 from distdiag.replay.calls import CallsToReplay
-from distdiag.reports.base import visible
 
 # Finds what repeats in a sequence, so that a loop reads as one.
 

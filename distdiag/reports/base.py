@@ -1,10 +1,11 @@
-"""The contract of a reporter, and how strings of strangers are made safe to show."""
+"""The contract of a reporter, and how findings and ranks are said in few words."""
 
 from pathlib import Path
 from typing import ClassVar, Final
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Report
+from distdiag.record.visible import visible
 
 LONGEST_LINE: Final = 600
 """One line of a finding on stderr is cut here, in characters."""
@@ -93,13 +94,6 @@ def one_line(finding: Finding) -> str:
     head = visible(cut(" ".join(parts), LONGEST_LINE))
     message = visible(cut(" ".join(finding.message.split()), LONGEST_LINE))
     return cut(f"{head}: {message}", LONGEST_LINE)
-
-
-def visible(text: str) -> str:
-    r"""Spell out what could steer a terminal or hide: ESC becomes ``\x1b``, a newline ``\n``."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def cut(text: str, length: int) -> str:

@@ -30,8 +30,9 @@ from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
 from distdiag.record.private_file import RESERVE_BYTES, set_aside
 from distdiag.record.redaction import redacted
 from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomically
+from distdiag.record.visible import visible
 from distdiag.reports import load_reporter, one_line, write_report
-from distdiag.reports.base import Reporter, append_to_its_file, visible
+from distdiag.reports.base import Reporter, append_to_its_file
 from distdiag.reports.formats.json import FULL
 from distdiag.reports.gate import gate_of, hint, script_status
 from distdiag.reports.surface import surface_of

@@ -6,9 +6,8 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, Protocol
 from urllib.parse import quote
 
-import msgspec
-
 from distdiag.findings.finding import Severity
+from distdiag.record.visible import json_text, visible_lines
 from distdiag.reports.base import tool_version
 
 LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -51,7 +50,7 @@ def log(
             }
         ],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return json_text(document, indent=2)
 
 
 def _driver(rules: Iterable[type[Documented]]) -> dict[str, Any]:
@@ -81,5 +80,5 @@ def location(path: str, region: dict[str, int]) -> dict[str, Any]:
 
 
 def text(value: str) -> str:
-    """Return text that JSON can hold: half of a surrogate pair is spelled out."""
-    return value.encode("utf-8", "backslashreplace").decode()
+    """Return text in which nothing hides: of a surrogate pair, half is spelled out as well."""
+    return visible_lines(value)

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from distdiag.events.ranks import RankSet
-from distdiag.reports.base import phrase, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import phrase
 
 LABEL_WIDTH: Final = 11
 INDENT: Final = 2 + LABEL_WIDTH

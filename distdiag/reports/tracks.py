@@ -23,7 +23,8 @@ from distdiag.events.lifecycle import (
     StepEnd,
 )
 from distdiag.record.recent_events import RecentEvents
-from distdiag.reports.base import cut, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import cut
 
 TraceEvent = dict[str, Any]
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from distdiag.findings.finding import Severity
+from distdiag.record.visible import visible
 
 LONGEST: Final = 4000
 """One message is cut here, in characters: GitHub keeps 64 KB of an annotation, and shows less."""
@@ -29,4 +30,4 @@ def escaped(value: str, further: str = "") -> str:
     value = value[:LONGEST].encode("utf-8", "backslashreplace").decode()
     for sign in f"%\r\n{further}":
         value = value.replace(sign, f"%{ord(sign):02X}")
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+    return visible(value)

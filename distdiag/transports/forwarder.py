@@ -1,5 +1,6 @@
 """A node's end of the connection to the reporter: a thread that sends and never loses its place."""
 
+import hmac
 import platform
 import secrets
 import select
@@ -25,6 +26,7 @@ from distdiag.transports.frames import (
     AnyFrame,
     Batch,
     Bye,
+    Challenge,
     FrameReader,
     Hello,
     LinkError,
@@ -34,6 +36,7 @@ from distdiag.transports.frames import (
     Welcome,
     to_bytes,
 )
+from distdiag.transports.handshake import SECRET, Key, nonce
 
 # One connection to the reporter as a node sees it, and the distance of the two clocks.
 
@@ -124,15 +127,27 @@ class Link:
             offset.add(frame, self._clock())
 
 
+MOST_NS: Final = 1 << 62
+"""No clock shows 146 years; a time of 64 bits and an offset may be too much to be written down."""
+
+
 def shifted(event: Event, offset_ns: int) -> Event:
-    """Return an event with its times as another clock tells them."""
+    """Return an event with its times as another clock tells them.
+
+    Raises:
+        DamagedFileError: no clock shows such times.
+
+    """
     more = {}
     match event:
         case Heartbeat():
             more = {"beat_ns": event.beat_ns + offset_ns}
         case Exited() if event.gone_ns:
             more = {"gone_ns": event.gone_ns + offset_ns}
-    return msgspec.structs.replace(event, time_ns=event.time_ns + offset_ns, **more)
+    times = {"time_ns": event.time_ns + offset_ns, **more}
+    if max(map(abs, times.values())) > MOST_NS:
+        raise DamagedFileError(f"an event of rank {event.rank} has a time that no clock shows")
+    return msgspec.structs.replace(event, **times)
 
 
 # What a node's monitor has to send: its ranks' records as they lie on disk, and its own events.
@@ -288,6 +303,8 @@ class _RankRecords:
 
 # The thread that sends.
 
+_REFUSED: Final = f"{SECRET} is not the same here and on the node of rank 0"
+
 LOOK_S: Final = 0.05
 """So often it is looked whether there is something new to send."""
 BEAT_S: Final = 0.5
@@ -370,7 +387,7 @@ class Forwarder:
         place = (address.host, address.port)
         with socket.create_connection(place, timeout=SILENCE_S) as connected:
             link = Link(connected, self._clock)
-            self._introduce(link, address.token)
+            self._introduce(link, Key(address.token))
             for frame in link.measure(self._offset):
                 self._take(frame)
             self.has_connected = True
@@ -379,11 +396,21 @@ class Forwarder:
                 link.send(batch)
             return self._send_all(link)
 
-    def _introduce(self, link: Link, token: str) -> None:
-        link.send(Hello(token, self._session, platform.node(), tuple(self._ranks)))
-        frame = link.next_frame()
-        if not isinstance(frame, Welcome):
-            raise LinkError("the other end did not answer as a reporter does")
+    def _introduce(self, link: Link, key: Key) -> None:
+        asked = link.next_frame()
+        if not isinstance(asked, Challenge):
+            raise LinkError("the other end did not begin as a reporter does")
+        hello = Hello(self._session, platform.node(), tuple(self._ranks), nonce())
+        link.send(msgspec.structs.replace(hello, proof=hello.prove(key, asked.nonce)))
+        try:
+            frame = link.next_frame()
+        except (OSError, LinkError) as error:
+            reason = f"{_REFUSED}, or another node has its ranks"
+            raise LinkError(f"the reporter did not accept this node ({error}): {reason}") from None
+        if not isinstance(frame, Welcome) or not hmac.compare_digest(
+            frame.proof, frame.prove(key, asked.nonce, hello.nonce)
+        ):
+            raise LinkError(f"who answered is not the reporter, or {_REFUSED}")
         self._outbox.acknowledge(frame.received)
 
     def _send_all(self, link: Link) -> bool:

@@ -1,7 +1,8 @@
 """The frames that monitors exchange over TCP: a length and a MessagePack value.
 
-A connection begins with the `Hello` of a node's monitor, which must hold the token, and the
-`Welcome` of the reporter's. Then the node sends `Batch` and `Ping`, the reporter `Ack`, `Pong` and
+A connection begins with the `Challenge` of the reporter's monitor, the `Hello` of a node's, which
+must answer it, and the `Welcome` of the reporter's, which answers the node's (see `handshake`).
+Then the node sends `Batch` and `Ping`, the reporter `Ack`, `Pong` and
 `Orders`. A `Bye` says that all ranks of the node are gone and everything was sent.
 """
 
@@ -12,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE
+from distdiag.transports.handshake import Key
 
 MAX_FRAME: Final = 4 << 20
 """No frame is longer than this, in bytes; a longer one means that the peer is not ours."""
@@ -27,19 +29,39 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, tag_field="
     pass
 
 
-class Hello(_Frame, frozen=True):
-    """Who connects. `session` tells a monitor from another one that watches the same ranks."""
+class Challenge(_Frame, frozen=True):
+    """Asks who has connected to show that it holds the key."""
 
-    token: str
+    nonce: bytes
+
+
+class Hello(_Frame, frozen=True):
+    """Who connects. `session` tells a monitor from another one that watches the same ranks.
+
+    `proof` answers the challenge, and `nonce` asks the reporter for the same.
+    """
+
     session: str
     hostname: str
     ranks: tuple[int, ...]
+    nonce: bytes
+    proof: bytes = b""
+
+    def prove(self, key: Key, challenge: bytes) -> bytes:
+        """Return what `proof` is to be, from one who holds the key."""
+        said = (self.session, self.hostname, self.ranks, self.nonce)
+        return key.proof("node", challenge, *said)
 
 
 class Welcome(_Frame, frozen=True):
-    """The token is right; batches up to this number have been received from the session."""
+    """Its key is right; batches up to this number have been received from the session."""
 
     received: int
+    proof: bytes = b""
+
+    def prove(self, key: Key, challenge: bytes, nonce: bytes) -> bytes:
+        """Return what `proof` is to be, from one who holds the key."""
+        return key.proof("reporter", challenge, nonce, self.received)
 
 
 class Ping(_Frame, frozen=True):
@@ -104,7 +126,7 @@ class Bye(_Frame, frozen=True):
     """All ranks of the node are gone and everything was sent."""
 
 
-AnyFrame = Hello | Welcome | Ping | Pong | Batch | Ack | Orders | Bye
+AnyFrame = Challenge | Hello | Welcome | Ping | Pong | Batch | Ack | Orders | Bye
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(AnyFrame).decode

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, NodeLost, ProbeDisabled
@@ -30,6 +32,7 @@ from distdiag.transports.frames import (
     AnyFrame,
     Batch,
     Bye,
+    Challenge,
     FrameReader,
     Hello,
     LinkError,
@@ -39,6 +42,7 @@ from distdiag.transports.frames import (
     Welcome,
     to_bytes,
 )
+from distdiag.transports.handshake import NONCE_BYTES, Key, nonce
 
 # The reporter's end of the connections: a thread that speaks the frames with every node.
 #
@@ -46,7 +50,7 @@ from distdiag.transports.frames import (
 
 READ_BYTES: Final = 1 << 18
 HANDSHAKE_S: Final = 5.0
-"""Who has not shown the token by then is cut off."""
+"""Who has not shown by then that it holds the key is cut off, however it spends the time."""
 MOST_STRANGERS: Final = 64
 MOST_UNSENT_BYTES: Final = 1 << 20
 PAUSE_S: Final = 0.025
@@ -56,7 +60,7 @@ _ANYWHERE: Final = ("192.0.2.1", 9)  # an address for documentation: nothing is 
 class Peer:
     """What the listener tells of a node; its methods are called by the listener's thread."""
 
-    def welcome(self) -> list[AnyFrame]:
+    def welcome(self) -> tuple[Welcome, Orders]:
         """Return what is to be sent when the node has connected, again or for the first time."""
         raise NotImplementedError
 
@@ -76,17 +80,34 @@ class _Connection:
     socket: socket.socket
     reader: FrameReader = field(default_factory=lambda: FrameReader(MAX_HELLO))
     since_s: float = field(default_factory=time.monotonic)
+    challenge: bytes = field(default_factory=nonce)
     peer: Peer | None = None
     unsent: bytearray = field(default_factory=bytearray)
 
+    def put(self, *frames: AnyFrame) -> None:
+        for frame in frames:
+            self.unsent += to_bytes(frame)
+        if len(self.unsent) > MOST_UNSENT_BYTES:
+            raise LinkError("it does not read what it is sent")
+
+    def flush(self) -> None:
+        with suppress(BlockingIOError):
+            while self.unsent:
+                sent = self.socket.send(self.unsent)
+                del self.unsent[:sent]
+
+    def send(self, *frames: AnyFrame) -> None:
+        self.put(*frames)
+        self.flush()
+
 
 class Listener:
-    """Listen at one address for monitors that hold the token."""
+    """Listen at one address for monitors that hold the key."""
 
     def __init__(
         self,
         host: str,
-        token: str,
+        key: Key,
         admit: Callable[[Hello], Peer | None],
         *,
         has_room: Callable[[], bool],
@@ -94,14 +115,14 @@ class Listener:
     ) -> None:
         """Listen at a port that the system chooses.
 
-        `admit` returns the peer for a `Hello` whose token is right, or None to refuse it; while
+        `admit` returns the peer for a `Hello` whose proof is right, or None to refuse it; while
         `has_room` is false nothing more is read.
 
         Raises:
             OSError: the address is not one of this machine.
 
         """
-        self._token = token
+        self._key = key
         self._admit = admit
         self._has_room = has_room
         self._clock = clock
@@ -152,12 +173,17 @@ class Listener:
         self._drop_strangers()
 
     def _accept(self) -> None:
-        with suppress(OSError):
+        try:
             accepted, _ = self._server.accept()
-            accepted.setblocking(False)
+        except OSError:
+            time.sleep(PAUSE_S)  # no descriptor is free: it would be tried again at once
+            return
+        accepted.setblocking(False)
+        with suppress(OSError):  # it is closed already
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connections[accepted] = _Connection(accepted)
-            self._selector.register(accepted, selectors.EVENT_READ, accepted)
+        connection = self._connections[accepted] = _Connection(accepted)
+        self._selector.register(accepted, selectors.EVENT_READ, accepted)
+        self._guarded(connection, lambda each: each.send(Challenge(each.challenge)))
 
     def _drop_strangers(self) -> None:
         strangers = [c for c in self._connections.values() if c.peer is None]
@@ -181,6 +207,7 @@ class Listener:
             raise LinkError("the connection was closed")
         for frame in connection.reader.feed(data):
             self._answer(connection, frame)
+        connection.flush()
         if connection.peer is not None:
             connection.peer.heard()
 
@@ -191,19 +218,20 @@ class Listener:
             return
         match frame:
             case Ping():
-                self._send(connection, Pong(frame.sent_ns, self._clock()))
+                connection.put(Pong(frame.sent_ns, self._clock()))
             case Batch():
-                self._send(connection, Ack(peer.take(frame)))
+                connection.put(Ack(peer.take(frame)))
             case Bye():
                 peer.bye()
             case _:
                 raise LinkError(f"{type(frame).__name__} was not expected")
 
     def _shake_hands(self, connection: _Connection, frame: AnyFrame) -> None:
+        challenge = connection.challenge
         if not isinstance(frame, Hello) or not hmac.compare_digest(
-            frame.token.encode(), self._token.encode()
+            frame.proof, frame.prove(self._key, challenge)
         ):
-            raise LinkError("the token is missing")
+            raise LinkError("it does not hold the key")
         connection.peer = self._admit(frame)
         if connection.peer is None:
             raise LinkError("these ranks are not expected")
@@ -211,31 +239,16 @@ class Listener:
         for other in tuple(self._connections.values()):
             if other is not connection and other.peer is connection.peer:
                 self._drop(other)  # the one that it had before
-        for answer in connection.peer.welcome():
-            self._send(connection, answer)
-
-    def _send(self, connection: _Connection, frame: AnyFrame) -> None:
-        connection.unsent += to_bytes(frame)
-        if len(connection.unsent) > MOST_UNSENT_BYTES:
-            raise LinkError("it does not read what it is sent")
-        self._flush(connection)
-
-    def _flush(self, connection: _Connection) -> None:
-        with suppress(BlockingIOError):
-            while connection.unsent:
-                sent = connection.socket.send(connection.unsent)
-                del connection.unsent[:sent]
+        welcome, orders = connection.peer.welcome()
+        proof = welcome.prove(self._key, challenge, frame.nonce)
+        connection.put(msgspec.structs.replace(welcome, proof=proof), orders)
 
     def _send_all(self) -> None:
         with self._lock:
             frames, self._outbox = self._outbox, []
         for connection in tuple(self._connections.values()):
-            if connection.peer is None:
-                continue
-            for frame in frames:
-                connection.unsent += to_bytes(frame)
-            if connection.unsent:
-                self._guarded(connection, self._flush)
+            if connection.peer is not None and (frames or connection.unsent):
+                self._guarded(connection, lambda each: each.send(*frames))
 
     def _drop(self, connection: _Connection) -> None:
         if self._connections.pop(connection.socket, None) is not None:
@@ -281,6 +294,8 @@ def _bind(host: str) -> socket.socket:
 
 MOST_QUEUED_BYTES: Final = 64 << 20
 """What was received and not yet polled; beyond that the nodes have to wait."""
+RECORD_BYTES: Final = 100
+"""So much a record takes in memory besides what it holds: a tuple and an object of bytes."""
 FRESH_NS: Final = 3_000_000_000
 """A node that has sent all it had not longer ago than this is in sight."""
 LOST_NS: Final = 20_000_000_000
@@ -317,7 +332,7 @@ class TcpSource(EventSource):
 
         """
         self.ranks = RankSet(ranks)
-        token = secrets.token_hex(16)
+        token = secrets.token_hex(NONCE_BYTES)
         self._interner = interner
         self._clock = clock
         self._began_ns = clock()
@@ -328,7 +343,8 @@ class TcpSource(EventSource):
         self._queue: deque[tuple[_Node, Batch, int]] = deque()
         self._num_queued_bytes = 0
         self._lock = threading.Lock()
-        self._listener = Listener(host, token, self._admit, has_room=self._has_room, clock=clock)
+        key = Key(token)
+        self._listener = Listener(host, key, self._admit, has_room=self._has_room, clock=clock)
         self.address = ReporterAddress(
             host=self._listener.host, port=self._listener.port, token=token
         )
@@ -351,7 +367,7 @@ class TcpSource(EventSource):
             return node
 
     def _enqueue(self, node: _Node, batch: Batch) -> None:
-        size = sum(len(payload) for _, payload in batch.records)
+        size = sum(RECORD_BYTES + len(payload) for _, payload in batch.records)
         with self._lock:
             self._num_queued_bytes += size
         self._queue.append((node, batch, size))
@@ -444,9 +460,9 @@ class _Node(Peer):
         self._decoders = {rank: EventDecoder(rank, source._interner) for rank in ranks}
         self._damaged: set[int] = set()
 
-    def welcome(self) -> list[AnyFrame]:
+    def welcome(self) -> tuple[Welcome, Orders]:
         self.heard()
-        return [Welcome(self._received), self._source._orders]
+        return Welcome(self._received), self._source._orders
 
     def heard(self) -> None:
         self._heard_ns = self._source._clock()
@@ -486,13 +502,14 @@ class _Node(Peer):
         for rank, payload in batch.records:
             try:
                 event = self._decode(rank, payload)
+                event = event and shifted(event, batch.offset_ns)
             except DamagedFileError as error:
                 if rank in self.ranks and rank not in self._damaged:
                     self._damaged.add(rank)
                     yield _incomplete(rank, str(error), self._source._clock())
                 continue
             if event is not None:
-                yield shifted(event, batch.offset_ns)
+                yield event
 
     def _decode(self, rank: int, payload: bytes) -> Event | None:
         if rank not in self.ranks:

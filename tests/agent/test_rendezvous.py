@@ -115,6 +115,15 @@ def test_a_store_that_is_not_there_is_reported(tmp_path, store, monkeypatch):
     assert passing.error is not None
 
 
+@pytest.mark.parametrize("value", [b"", b"\xff", b"[1]", b'{"host": 1, "port": 2, "token": "t"}'])
+def test_what_somebody_else_has_written_into_the_store_is_reported(tmp_path, store, value):
+    store.set("distdiag/reporter/0", value)
+    passing = Passing(tmp_path, launch(2))
+    passing.thread.join(60)
+    assert "holds no address of the reporter" in str(passing.error)
+    assert not passing.run_dir.reporter.exists()
+
+
 def test_a_rank_that_raised_waits_for_the_address_if_it_can_come(tmp_path, store):
     passing = [Passing(tmp_path / str(rank), launch(rank)) for rank in (0, 2)]
     time.sleep(0.5)

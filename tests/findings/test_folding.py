@@ -1,9 +1,12 @@
+import random
+
 import msgspec
 import pytest
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Grade, Location, Severity
 from distdiag.findings.store import FindingStore, folded
+from tests.effort import is_linear
 
 COVERS = {"SEQ007": ("PAR013", "SEQ007"), "PAR013": ()}
 
@@ -121,3 +124,61 @@ def test_what_follows_on_the_same_ranks_is_evidence_of_its_cause_and_as_severe()
 )
 def test_what_need_not_follow_stays(others):
     assert len(folded(others, {}, {"REP004": ("REP003",)})) == 2
+
+
+CHAINS = {"A": ("B", "C"), "B": ("A", "B", "D"), "C": ("A",), "D": ("B",)}
+EXPLAINS = {"E": ("A", "B", "F"), "F": ("C",)}
+
+
+def expected(found):
+    """Return the place to which each belongs, by comparing each with all others."""
+
+    def surer(place, mine):
+        each = found[place]
+        return each.severity.weight, each.confidence, each.code != mine.code, -place
+
+    for place, mine in enumerate(found):
+        causes = [
+            other
+            for other, each in enumerate(found)
+            if mine.code in EXPLAINS.get(each.code, ())
+            and Severity.INFO not in (mine.severity, each.severity)
+            and mine.ranks <= each.ranks
+        ]
+        covers = [
+            other
+            for other, each in enumerate(found)
+            if mine.code in CHAINS.get(each.code, ())
+            and each.location == mine.location
+            and each.location is not None
+        ]
+        yield causes[0] if causes else max((place, *covers), key=lambda at: surer(at, mine))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_belongs_to_the_first_that_explains_it_or_the_surest_that_covers_it(seed):
+    rng = random.Random(seed)
+    found = [
+        finding(
+            rng.choice("ABCDEFG"),
+            rng.sample(range(3), rng.randint(1, 3)),
+            line=rng.choice((None, 1, 2)),
+            is_note=rng.random() < 0.3,
+            message=str(number),
+        )
+        for number in range(24)
+    ]
+    belongs = list(expected(found))
+    kept = folded(found, CHAINS, EXPLAINS)
+    assert [each.message for each in kept] == [str(place) for place in sorted(set(belongs))]
+    for each in kept:
+        others = [str(n) for n, at in enumerate(belongs) if str(at) == each.message != str(n)]
+        assert [entry.summary for entry in each.evidence] == others
+
+
+def test_folding_takes_as_long_as_there_are_findings():
+    def fold(size):
+        found = [finding("ABCDEF"[n % 6], [n % 8], line=n + 1) for n in range(size)]
+        assert folded(found, CHAINS, EXPLAINS)
+
+    assert is_linear(fold, 60)

@@ -6,6 +6,7 @@ import pytest
 from distdiag.config.selection import Selection
 from distdiag.events.errors import UsageError
 from distdiag.lint.linting import lint_files
+from tests.effort import is_linear
 
 SICK = "import torch.distributed as dist\nif rank == 0:\n    dist.barrier()\n"
 ALL = Selection()
@@ -77,3 +78,19 @@ def test_names_that_double_one_another_cost_no_time(tmp_path):
     names = "\n".join(f"x{n} = x{n + 1} + x{n + 1}" for n in range(200))
     (tmp_path / "doubling.py").write_text(f"x200 = rank\n{names}\n{SICK.replace('rank', 'x0')}")
     assert lint_files([tmp_path], ALL).findings == ()
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        "if rank == 0:\n    dist.barrier()\n",
+        "if rank == 0:\n    dist.barrier()\nelse:\n    dist.all_reduce(x)\n",
+    ],
+)
+def test_what_it_takes_grows_as_the_source_does(tmp_path, repeated):
+    def lint(times):
+        path = tmp_path / f"{times}.py"
+        path.write_text("import torch\nimport torch.distributed as dist\n" + repeated * times)
+        assert len(lint_files([path], ALL).findings) >= times
+
+    assert is_linear(lint, 40)

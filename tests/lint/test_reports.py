@@ -36,7 +36,7 @@ EMPTY = LintResult((), 1, {})
 
 def test_text_has_a_line_for_each_finding_and_a_sum():
     assert FORMATS["text"](RESULT) == (
-        "a,b:c.py:3:5: COL009 dist.barrier is 100% wrong\nhere\n"
+        "a,b:c.py:3:5: COL009 dist.barrier is 100% wrong\\nhere\n"
         "z.py:1:1: COL013 [info] perhaps\n"
         "found 1 error, 1 info in 2 files\n"
     )

@@ -208,6 +208,9 @@ def test_no_mixture_of_contents_breaks_out_of_a_form(parts):
     assert_harmless(filled_with("".join(parts)))
 
 
+UNSEEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
 def assert_harmless(report):
     texts = {name: render(name, report) for name in NAMES}
     for text in texts.values():
@@ -220,7 +223,8 @@ def assert_harmless(report):
     suite_of(report)
     assert_plain_markdown(texts["markdown"])
     assert all(line.isprintable() for line in texts["terminal"].split("\n"))
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", texts["json"])
+    for name in ("json", "junit", "sarif", "markdown"):
+        assert not UNSEEN.search(texts[name]), name
 
 
 def assert_plain_markdown(text):
@@ -237,6 +241,15 @@ def test_megabytes_in_every_field_stay_small_and_quick():
     report = filled_with("<\x1b\n" * 3_400_000)  # 10 MB
     for name in ("github", "junit", "markdown", "sarif"):
         assert len(render(name, report)) < 1_000_000, name
+
+
+@pytest.mark.parametrize("name", ["github", "junit", "markdown", "sarif"])
+def test_of_very_many_findings_a_form_holds_what_it_can(name):
+    some, many = (
+        render(name, make_report(*(make_finding(subjects=(f"{n}",)) for n in range(number))))
+        for number in (1000, 2000)
+    )
+    assert len(many) < 1.1 * len(some)
 
 
 def test_the_severity_of_an_annotation_is_a_word_of_github():

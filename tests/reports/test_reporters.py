@@ -4,8 +4,9 @@ import pytest
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Grade, Location, Severity
+from distdiag.record.visible import visible
 from distdiag.reports import Reporter, load_reporter, one_line, reporter_names
-from distdiag.reports.base import LONGEST_LINE, short, visible
+from distdiag.reports.base import LONGEST_LINE, short
 
 
 def finding(**changes):

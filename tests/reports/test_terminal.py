@@ -21,8 +21,14 @@ from distdiag.findings.finding import (
 )
 from distdiag.findings.fingerprint import fingerprint_of
 from distdiag.findings.ignores import Ignores
-from distdiag.reports.formats.terminal import TerminalReporter
+from distdiag.reports.formats import terminal
+from distdiag.reports.formats.terminal import (
+    MOST_SHORT_OF_DETAILS,
+    MOST_WHOLE_OF_DETAILS,
+    TerminalReporter,
+)
 from distdiag.reports.gate import Gate
+from tests.effort import lines_run
 
 
 def make_run(num_ranks=2, outcome=Outcome.FINISHED, **changes):
@@ -231,7 +237,40 @@ def test_of_very_many_findings_the_worst_are_whole_and_the_rest_is_counted():
     text = render(Report(run=make_run(4), findings=findings), width=100)
     assert text.count("ERROR COL003") == 8
     assert "error COL003: train.py:41: number 47" in text
-    assert "and 52 more findings: see report.json" in text
+    assert "and 52 more findings (52 COL003): see report.json" in text
+
+
+def test_of_very_many_findings_details_are_bounded_too():
+    """20,000 findings are 50 MB when all of them are written whole."""
+    findings = tuple(
+        shape_mismatch(
+            message=f"number {n}",
+            subjects=tuple(f"layer{n}.{m}" for m in range(100)),
+            code=("COL003", "COL004")[n % 3 == 0],
+        )
+        for n in range(2000)
+    )
+    text = render(Report(run=make_run(4), findings=findings), width=100, verbose=True)
+    assert text.count("ERROR COL00") == MOST_WHOLE_OF_DETAILS
+    assert text.count("error COL00") == MOST_SHORT_OF_DETAILS
+    assert "and 36 more" in text  # subjects
+    assert "and 900 more findings (600 COL003, 300 COL004): see report.json" in text
+
+
+def test_a_report_takes_as_long_as_what_it_shows(monkeypatch):
+    """What is not shown is counted, and that takes a few lines of Python for each."""
+    monkeypatch.setattr(terminal, "MOST_WHOLE_OF_DETAILS", 10)
+    monkeypatch.setattr(terminal, "MOST_SHORT_OF_DETAILS", 20)
+    render(Report(run=make_run(4), findings=many(1)))
+    first, second = (
+        lines_run(lambda n=n: render(Report(run=make_run(4), findings=many(n)), verbose=True))
+        for n in (30, 60)
+    )
+    assert second < 1.5 * first
+
+
+def many(number):
+    return tuple(shape_mismatch(message=f"{n}", subjects=(f"layer{n}",)) for n in range(number))
 
 
 def traceback_of(num_frames, message="ValueError: no"):

@@ -12,6 +12,7 @@ from distdiag.transports.frames import (
     Batch,
     Bye,
     Carriage,
+    Challenge,
     FrameReader,
     Hello,
     LinkError,
@@ -26,8 +27,9 @@ CARRIAGE = Carriage(
     host="10.0.0.1", port=1, token="t", backend="gloo", groups=((0,), ()), deadline_s=8.0
 )
 FRAMES = [
-    Hello("secret", "session", "host", (2, 3)),
-    Welcome(7),
+    Challenge(b"nonce"),
+    Hello("session", "host", (2, 3), b"nonce", b"proof"),
+    Welcome(7, b"proof"),
     Batch(8, -5, True, ((2, b"record"), (3, b""))),
     Ping(1 << 62),
     Pong(1, 2),

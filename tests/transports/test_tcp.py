@@ -2,7 +2,6 @@
 
 import socket
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -15,9 +14,9 @@ from distdiag.record.event_file import segment_path
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import ReporterAddress, RunDir
 from distdiag.record.status_page import StatusPage
-from distdiag.record.wire import Interner, encode
+from distdiag.record.wire import Interner
 from distdiag.transports.forwarder import WINDOW_BYTES, Forwarder, Outbox
-from distdiag.transports.frames import Batch, Hello, Orders, to_bytes
+from distdiag.transports.frames import Orders
 from distdiag.transports.tcp import CONNECT_NS, LOST_NS, TcpSource
 from tests.transports.relay import Relay
 
@@ -250,60 +249,6 @@ def test_who_cannot_be_reached_keeps_what_it_has_and_says_why(node):
     assert not node.forwarder.finish(1)
     assert "refused" in node.forwarder.problem
     assert not node.forwarder.has_connected
-
-
-def hello(node, **changes):
-    fields = {"token": node.address.token, "session": "s", "hostname": "h", "ranks": (2, 3)}
-    return to_bytes(Hello(**(fields | changes)))
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        lambda node: hello(node, token="wrong"),
-        lambda node: hello(node, token=""),
-        lambda node: hello(node, token="\N{SNOWMAN}"),
-        lambda node: hello(node, ranks=(0,)),
-        lambda node: hello(node, ranks=()),
-        lambda node: hello(node, ranks=(2, 3, 4)),
-        lambda node: hello(node, hostname="h" * (1 << 17)),
-        lambda node: to_bytes(Batch(1, 0, True, ())),
-        lambda node: b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
-    ],
-)
-def test_who_does_not_hold_the_token_or_the_ranks_is_cut_off_and_changes_nothing(node, first):
-    with socket.create_connection((node.source.address.host, node.source.address.port)) as link:
-        link.settimeout(10)
-        with suppress(ConnectionResetError, BrokenPipeError):
-            link.sendall(first(node))
-            assert link.recv(100) == b""
-    assert not node.source.connected
-    node.connect()
-    node.until(lambda: node.source.connected)
-
-
-def test_ranks_that_a_node_watches_are_not_given_to_another(node):
-    node.connect()
-    node.until(lambda: node.source.connected)
-    with socket.create_connection((node.source.address.host, node.source.address.port)) as link:
-        link.settimeout(10)
-        link.sendall(hello(node, session="another"))
-        with suppress(ConnectionResetError):
-            assert link.recv(100) == b""
-    end_steps(node.ranks[2], range(3))
-    node.until(lambda: len(node.steps(2)) == 3)
-
-
-@pytest.mark.parametrize(
-    ("record", "reported"),
-    [((2, b"\xc1"), [2]), ((3, b""), [3]), ((9, b"\x90"), [])],
-)
-def test_a_record_that_makes_no_sense_is_reported_and_the_rest_is_taken(node, record, reported):
-    good = encode(StepEnd(rank=2, seq=0, time_ns=1, step=0, duration_s=0.1))
-    with socket.create_connection((node.source.address.host, node.source.address.port)) as link:
-        link.sendall(hello(node) + to_bytes(Batch(1, 0, True, (record, record, (2, good)))))
-        node.until(lambda: node.steps(2) == [0])
-    assert [event.rank for event in node.has(ProbeDisabled)] == reported
 
 
 def test_nobody_listens_at_an_address_that_is_not_this_machines():

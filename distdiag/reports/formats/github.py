@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from distdiag.findings.finding import Finding, Report
-from distdiag.reports.base import Reporter, cut, phrase, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import Reporter, cut, phrase
 from distdiag.reports.formats.markdown import MarkdownReporter
 from distdiag.reports.places import place_of, relative_path, script_of
 from distdiag.reports.workflow_commands import command

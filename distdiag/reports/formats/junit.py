@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 from distdiag.checks import load_checks
 from distdiag.findings.finding import Finding, IgnoredFinding, Outcome, Report
+from distdiag.record.visible import visible_lines
 from distdiag.reports.base import Reporter, cut, one_line, phrase
 from distdiag.reports.gate import Gate
 
 LONGEST_TEXT: Final = 20_000
 """A text is cut here, in characters: servers keep all of it in memory."""
 MOST_ENTRIES: Final = 100
-_ILLEGAL: Final = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 has no form for, and the carriage return, which readers change."""
 _CHECK: Final = re.compile(r"[A-Z]+\d+")
 
@@ -124,5 +124,4 @@ def _count(suite: ElementTree.Element, report: Report) -> None:
 
 
 def _text(value: str) -> str:
-    shown = cut(value, LONGEST_TEXT)
-    return _ILLEGAL.sub(lambda sign: ascii(sign[0])[1:-1], shown)
+    return visible_lines(cut(value, LONGEST_TEXT))  # what XML may not hold is not visible either

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import ClassVar, Final
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Location, Report, Severity
-from distdiag.reports.base import Reporter, cut, short, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import Reporter, cut, short
 from distdiag.reports.gate import hint
 from distdiag.reports.places import relative_path
 from distdiag.reports.words import by_severity, count, ending_of, found_phrase
@@ -14,6 +16,8 @@ from distdiag.reports.words import by_severity, count, ending_of, found_phrase
 LONGEST: Final = 60_000
 """GitHub takes 65,536 characters in a comment; what comes after is named and left out."""
 LONGEST_TEXT: Final = 1500
+MOST_DIAGNOSES: Final = 500
+"""The shortest that a diagnosis can be fills a comment with so many."""
 MOST_EVIDENCE: Final = 8
 MOST_IGNORED: Final = 20
 _MARKUP: Final = re.compile(r"[\\`*{}\[\]<>()#+!|~&$@]|:(?=\S)|(?<!\w)_|_(?!\w)")
@@ -30,13 +34,15 @@ class MarkdownReporter(Reporter):
         ordered = by_severity(report.findings)
         alarms = [f for f in ordered if f.severity is not Severity.INFO]
         notes = [f for f in ordered if f.severity is Severity.INFO]
-        blocks = [*_head(report), *map(_diagnosis, alarms), *_folded_notes(notes), *_foot(report)]
-        return "\n\n".join(_within(blocks)) + "\n"
+        left_out = max(0, len(alarms) - MOST_DIAGNOSES)
+        shown = map(_diagnosis, alarms[:MOST_DIAGNOSES])
+        blocks = chain(_head(report), shown, _folded_notes(notes), _foot(report))
+        return "\n\n".join(_within(blocks, left_out)) + "\n"
 
 
-def _within(blocks: Iterable[str]) -> Iterator[str]:
+def _within(blocks: Iterable[str], left_out: int) -> Iterator[str]:
     """Yield the blocks that there is room for, and say how many more there are."""
-    room, left_out = LONGEST, 0
+    room = LONGEST
     for block in blocks:
         if len(block) > room:
             left_out += 1

@@ -9,7 +9,8 @@ import msgspec
 
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Finding, Report
-from distdiag.reports.base import Reporter, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import Reporter
 from distdiag.reports.profiler_trace import ProfilerTrace
 from distdiag.reports.recording import Bounds, Recording, read_recording
 from distdiag.reports.tracks import FINDINGS, RankTracks, TraceEvent

@@ -14,6 +14,7 @@ from distdiag.findings.finding import (
 from distdiag.reports import sarif_log
 from distdiag.reports.base import Reporter, cut, phrase
 from distdiag.reports.places import place_of, relative_path, script_of
+from distdiag.reports.words import by_severity
 
 LONGEST_TEXT: Final = 4000
 """A text is cut here, in characters; code hosts refuse logs of more than 10 MB."""
@@ -32,14 +33,16 @@ class SarifReporter(Reporter):
     def render(self, report: Report) -> str:
         """Return the log."""
         script = script_of(report)
-        results = [_result(finding, script) for finding in report.findings]
-        results += [_suppressed(ignored, script) for ignored in report.ignored]
+        ordered = by_severity(report.findings)[:MOST_RESULTS]
+        results = [_result(finding, script) for finding in ordered]
+        room = MOST_RESULTS - len(results)
+        results += [_suppressed(ignored, script) for ignored in report.ignored[:room]]
         used = {result["ruleId"] for result in results}
         rules = [check for code, check in load_checks().items() if code in used]
         problems = [f"{what}: {reason}" for what, reason in report.not_checked.items()]
         return sarif_log.log(
             rules,
-            results[:MOST_RESULTS],
+            results,
             [_short(problem) for problem in problems[:MOST_RESULTS]],
             is_successful=report.run.outcome is Outcome.FINISHED,
         )

@@ -1,5 +1,6 @@
 """The report for a person at a terminal: the verdict first, then what it rests on."""
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from typing import Final
@@ -31,12 +32,18 @@ from distdiag.reports.words import (
 MOST_WHOLE: Final = 8
 """So many findings are written with all that they rest on, the others in a line each."""
 MOST_SHORT: Final = 40
+MOST_WHOLE_OF_DETAILS: Final = 100
+MOST_SHORT_OF_DETAILS: Final = 1000
+"""The same with --verbose: some 100 pages, 4 MB at worst. report.json has all of them."""
 MOST_GROUPS: Final = 12
 """So many groups of ranks are shown one by one; report.json has the others."""
 FEW_GROUPS: Final = 5
 """The same without --verbose."""
 MOST_ENTRIES: Final = 4
 MOST_SUBJECTS: Final = 6
+MOST_DETAILS: Final = 64
+"""So many entries of a group and subjects with --verbose."""
+MOST_CODES: Final = 8
 LONGEST_VALUE: Final = 200
 LAST_LINES: Final = 24
 """So many lines of a traceback are shown behind its last frame, and before the end of it."""
@@ -80,20 +87,25 @@ class TerminalReporter(Reporter):
 
     def _write_findings(self, page: TerminalPage, findings: list[Finding]) -> None:
         alarms = [each for each in findings if each.severity is not Severity.INFO]
-        whole = findings if self.verbose else (alarms or findings)[:MOST_WHOLE]
+        most_short = MOST_SHORT_OF_DETAILS if self.verbose else MOST_SHORT
+        whole = (alarms or findings)[:MOST_WHOLE]
+        if self.verbose:
+            whole = findings[:MOST_WHOLE_OF_DETAILS]
         for each in folded(whole):
             _Writer(page, each, verbose=self.verbose).write()
         short = findings[len(whole) :]
         if not short:
             return
         page.blank()
-        for finding in short[:MOST_SHORT]:
+        for finding in short[:most_short]:
             place = f"{_where(finding.location)}: " if finding.location else ""
             kind = f"{severity_word(finding.severity)} {finding.code}"
             page.write(f"{kind}: {place}{shown_text(finding.message)}")
-        more = len(short) - MOST_SHORT
-        page.write(f"and {count(more, 'more finding')}: see report.json" if more > 0 else "")
-        page.write("--verbose shows what they rest on.", indent=2)
+        if rest := short[most_short:]:
+            more = f"and {count(len(rest), 'more finding')} ({_codes(rest)})"
+            page.write(f"{more}: see report.json")
+        if not self.verbose:
+            page.write("--verbose shows what they rest on.", indent=2)
 
     def _write_rest(self, page: TerminalPage, report: Report) -> None:
         healthy = is_healthy(report)
@@ -159,7 +171,7 @@ class _Writer:
 
     def _subjects(self) -> str:
         names = [name for name in self._finding.subjects if name not in self._finding.message]
-        most = len(names) if self._verbose else MOST_SUBJECTS
+        most = MOST_DETAILS if self._verbose else MOST_SUBJECTS
         more = f" and {len(names) - most} more" if len(names) > most else ""
         return f"{', '.join(names[:most])}{more}"
 
@@ -196,7 +208,7 @@ class _Writer:
     def _write_group(self, ranks: RankSet, entries: list[Evidence]) -> None:
         page = self._page
         page.write_label("evidence", page.who(ranks) if ranks else "rank not known")
-        most = len(entries) if self._verbose else MOST_ENTRIES
+        most = MOST_DETAILS if self._verbose else MOST_ENTRIES
         for entry in islice(entries, most):
             summary = shown_text(entry.summary)
             place = entry.location
@@ -210,7 +222,8 @@ class _Writer:
                 self._write_line(where, place.source.strip())
             self._write_values(entry)
         if len(entries) > most:
-            page.write(f"and {len(entries) - most} more: --verbose shows them", indent=INDENT)
+            where = "see report.json" if self._verbose else "--verbose shows them"
+            page.write(f"and {len(entries) - most} more: {where}", indent=INDENT)
 
     def _write_line(self, where: str, source: str) -> None:
         """Write a place and its source, in one line where they fit."""
@@ -235,6 +248,13 @@ class _Writer:
                 plain.append(_value(key, value))
         if self._verbose:
             page.write(", ".join(plain), indent=INDENT)
+
+
+def _codes(findings: Iterable[Finding]) -> str:
+    """Return ``12,000 REP001, 3 COL003``, the most frequent first."""
+    numbers = Counter(finding.code for finding in findings).most_common()
+    codes = [f"{number:,} {code}" for code, number in numbers[:MOST_CODES]]
+    return ", ".join([*codes, *(["others"] if len(numbers) > MOST_CODES else [])])
 
 
 def _where(location: Location | None) -> str:

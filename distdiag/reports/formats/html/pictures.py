@@ -9,7 +9,8 @@ import msgspec
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Report
-from distdiag.reports.base import cut, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import cut
 from distdiag.reports.formats.html.calls import read_calls
 from distdiag.reports.formats.html.curves import Chart, Usage, charts_of, usages_of
 from distdiag.reports.formats.html.lanes import Lanes, lanes_of

@@ -8,7 +8,8 @@ from typing import Any, Final
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Location, Report
 from distdiag.findings.source import lines_around
-from distdiag.reports.base import cut, phrase, visible
+from distdiag.record.visible import visible
+from distdiag.reports.base import cut, phrase
 from distdiag.reports.words import (
     codes_by_reason,
     grouped,
