@@ -128,7 +128,11 @@ class RankAgent:
         signals = Signals()
         with Guard(self._leave_unobserved):
             self._page, self.recorder = _open_records(
-                self.run_dir, launch.rank, main_script, signals.before_sync
+                self.run_dir,
+                launch.rank,
+                main_script,
+                signals.before_sync,
+                kept_segments=config.keep_events,
             )
         self.exceptions = ExceptionProbe(self.recorder, after_raise=self.wait_for_last_words)
         self._post_mortem = PostMortem(self.recorder, self.run_dir)
@@ -353,7 +357,12 @@ def _exit_status(code: object) -> int:
 
 
 def _open_records(
-    run_dir: RunDir, rank: int, main_script: str | None, before_sync: Signal[[]]
+    run_dir: RunDir,
+    rank: int,
+    main_script: str | None,
+    before_sync: Signal[[]],
+    *,
+    kept_segments: int,
 ) -> tuple[StatusPage, Recorder]:
     """Create the files of a rank; where one of them cannot be made, none is left behind."""
     path = run_dir.status(rank)
@@ -368,7 +377,12 @@ def _open_records(
     with ExitStack() as undo:
         undo.callback(path.unlink, missing_ok=True)
         recorder = Recorder(
-            run_dir.folder, rank, page, main_script=main_script, before_sync=before_sync
+            run_dir.folder,
+            rank,
+            page,
+            main_script=main_script,
+            before_sync=before_sync,
+            kept_segments=kept_segments,
         )
         undo.pop_all()
     return page, recorder

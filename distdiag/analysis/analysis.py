@@ -22,6 +22,7 @@ from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, RankStarted,
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
+from distdiag.findings.store import with_earlier
 from distdiag.record.redaction import redacted
 from distdiag.reports.builder import say
 from distdiag.views.rank_states import RankState, RankStatus, StackView, last_act
@@ -392,6 +393,9 @@ def _report(
         if state.incomplete:
             gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
     findings = engine.findings
+    if engine.has_gap:
+        seen_live = (finding for each in evidence.folders for finding in each.reported())
+        findings = with_earlier(findings, seen_live)
     if not any(state.knows_step for state in states.values()):
         findings = tuple(msgspec.structs.replace(each, step=None) for each in findings)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -15,6 +15,8 @@ from distdiag.dumps.process.proc import Process
 from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, ProbeDisabled, RankStarted
+from distdiag.findings.finding import Finding
+from distdiag.findings.report_json import decode_report
 from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import LaunchFile, RunDir, attempts_of
 from distdiag.record.status_page import read_status
@@ -60,6 +62,14 @@ class RunFolder:
             return msgspec.json.decode(read_regular(self.run_dir.launch), type=LaunchFile)
         except (OSError, *UNDECODABLE):
             return None
+
+    def reported(self) -> tuple[Finding, ...]:
+        """Return what the monitor had found when it wrote its report last."""
+        try:
+            report = decode_report(read_regular(self.run_dir.report))
+        except (OSError, DamagedFileError):
+            return ()
+        return (*report.findings, *(each.finding for each in report.ignored))
 
     def began_s(self) -> float:
         """Return when the run was launched, in seconds since 1970; 0 if that is lost."""

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from distdiag.cli.show import report_option, verbose_option
-from distdiag.config import KEYS, DumpTransport, FailOn, OnHang, Profile, Seconds
+from distdiag.config import FEWEST_SEGMENTS, KEYS, DumpTransport, FailOn, OnHang, Profile, Seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,6 +82,12 @@ _OPTIONS: Final = (
         type=click.IntRange(min=1),
         metavar="N",
         help="Keep the last N runs below distdiag-runs/ [20].",
+    ),
+    click.option(
+        "--keep-events",
+        type=click.IntRange(min=FEWEST_SEGMENTS),
+        metavar="MIB",
+        help="Keep so many MiB of the events of each rank, the newest [64].",
     ),
     click.option(
         "--report",

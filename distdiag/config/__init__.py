@@ -33,6 +33,9 @@ DumpTransport = Literal["auto", "nccl", "tcp", "files"]
 LONGEST_WAIT_S: Final = 1e8
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_WAIT_S)]
 
+FEWEST_SEGMENTS: Final = 4
+"""Event files are kept in pieces of 1 MiB: the first one, the newest ones, and what is written."""
+
 DEFAULT_FILE: Final = Path("distdiag.toml")
 """Read when it is in the current directory and no other file is named."""
 
@@ -48,6 +51,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "run_dir": str,
     "overwrite": bool,
     "keep_runs": Annotated[int, msgspec.Meta(ge=1)],
+    "keep_events": Annotated[int, msgspec.Meta(ge=FEWEST_SEGMENTS)],
     "report": tuple[str, ...],
     "verbose": bool,
     "quiet": bool,
@@ -81,7 +85,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `plan` is how tensors should be sharded, `sequence` what splits sequences, `routing` what
     routes tokens, `aux_loss` what balances experts, and `numerics` the thresholds of the checks of
-    numbers, by the user's tables. Findings that `ignored` fits or `baseline` knows do not count.
+    numbers, by the user's tables. `keep_events` is how many MiB of events are kept of each rank.
+    Findings that `ignored` fits or `baseline` knows do not count.
     The file report.json is always written, whatever `report` says.
     """
 
@@ -91,6 +96,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run_dir: Path | None = None
     overwrite: bool = False
     keep_runs: int = 20
+    keep_events: int = 64
     report: tuple[str, ...] = ("terminal", "json")
     verbose: bool = False
     quiet: bool = False

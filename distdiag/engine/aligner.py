@@ -1,7 +1,7 @@
 """The contract of an aligner, which puts events of ranks side by side."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from distdiag.config.numerics import USUAL, NumericsConfig
 from distdiag.config.placement_rules import PlacementRule
+from distdiag.engine.bounded import Forgotten
 from distdiag.engine.ranks import RankTracker
 from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
@@ -69,7 +70,7 @@ class Job:
     `world` are the observed ranks. `states` returns what is known of each of them now. `rules` are
     the user's own sharding plan. `only_start`: the profile leaves the steps of models out.
     `hang_timeout_s` is the user's threshold in seconds; None lets the duration of steps decide.
-    `numerics` holds the thresholds of the checks of numbers.
+    `numerics` holds the thresholds of the checks of numbers. Tables that are full tell `forgotten`.
     """
 
     world: RankSet
@@ -81,6 +82,7 @@ class Job:
     only_start: bool = False
     hang_timeout_s: float | None = None
     numerics: NumericsConfig = USUAL
+    forgotten: Forgotten = field(default_factory=Forgotten)
 
 
 class Aligner:

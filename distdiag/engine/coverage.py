@@ -10,12 +10,12 @@ from distdiag.engine.aligner import Aligner, Gap, Job, LeftOut, NothingThere, No
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
 from distdiag.events.collectives import GroupCreated
-from distdiag.events.lifecycle import Unobserved
+from distdiag.events.lifecycle import EventsLost, RankStarted, Unobserved
 from distdiag.events.ranks import RankSet
 from distdiag.record.guard import attempt
 from distdiag.views.base import View
 
-_HERE: Final = (GroupCreated, Unobserved)
+_HERE: Final = (EventsLost, GroupCreated, RankStarted, Unobserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,25 @@ class Coverage:
         self._aligners = tuple(aligners)
         self._lost: dict[Aligner, NotObserved] = {}
         self._world = job.world
+        self._forgotten = job.forgotten
         self._is_member = False
         self._blind: dict[tuple[str, str, str], set[int]] = {}
+        self._started_ns: dict[int, int] = {}
+        self._cut: set[int] = set()
+        self._kept_from: dict[int, Event] = {}
 
     def feed(self, event: Event) -> None:
         """Take in one event: who is unobserved, and what the probes of a rank do not see."""
+        if event.rank in self._cut and event.seq >= 0:
+            self._cut.discard(event.rank)
+            self._kept_from[event.rank] = event
         if not isinstance(event, _HERE):
             return
         match event:
+            case RankStarted():
+                self._started_ns[event.rank] = event.time_ns
+            case EventsLost():
+                self._cut.add(event.rank)
             case Unobserved():
                 key = event.what, event.probe, event.reason
                 self._blind.setdefault(key, set()).add(event.rank)
@@ -81,11 +92,25 @@ class Coverage:
             text = f"probe {probe} of {RankSet(ranks).phrase()} does not observe it: {reason}"
             reasons.setdefault(what, []).append(text)
         found = {what: "; ".join(texts) for what, texts in reasons.items()}
+        found |= self._forgotten.reasons() | self._gap()
         for check in self._runner.checks:
             gap = self.of(check)
             if not isinstance(gap, Looked):
                 found[check.code] = gap.reason
         return found
+
+    def _gap(self) -> dict[str, str]:
+        """Say from when on events are kept of ranks that wrote more than is kept."""
+        if not self._kept_from:
+            return {}
+        ranks = RankSet(self._kept_from)
+        last = max(self._kept_from.values(), key=lambda event: event.time_ns)
+        after_s = (last.time_ns - self._started_ns.get(last.rank, last.time_ns)) / 1e9
+        return {
+            f"older events of {ranks.phrase()}": f"all events are kept from step {last.step} on, "
+            f"{_duration(after_s)} after the start; of those before only the first MiB of each "
+            "rank (keep_events)"
+        }
 
     @property
     def idle(self) -> frozenset[str]:
@@ -112,6 +137,11 @@ class Coverage:
             f"only {observed.phrase()} was observed and not {self.unobserved.phrase()}, so no "
             "ranks were compared"
         )
+
+
+def _duration(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours >= 1 else f"{seconds:.0f} s"
 
 
 def _is_of_one_rank(view: type[View | Event]) -> bool:

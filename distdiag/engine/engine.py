@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from distdiag.checks.base import Check
 from distdiag.config.numerics import USUAL, NumericsConfig
@@ -15,7 +15,8 @@ from distdiag.engine.rank_status import RankStatuses
 from distdiag.engine.ranks import RankStates, RankTracker
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
-from distdiag.events.lifecycle import Exited
+from distdiag.events.collectives import Collective, CollectiveState
+from distdiag.events.lifecycle import EventsLost, Exited, Finished, Raised, StepEnd
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding
 from distdiag.record.guard import Guard
@@ -23,6 +24,8 @@ from distdiag.views.base import View
 from distdiag.views.rank_states import RankState
 
 _log = logging.getLogger(__name__)
+
+_CLEAR: Final = (Collective, CollectiveState, EventsLost, Exited, Finished, Raised, StepEnd)
 
 
 class Engine:
@@ -76,6 +79,8 @@ class Engine:
         self._by_event: dict[type[Event], tuple[Aligner, ...]] = {}
         self._guards = {a: Guard(partial(self._switch_off, a)) for a in self._aligners}
         self._coverage = Coverage(self._runner, self._aligners, job)
+        self._forgotten = job.forgotten
+        self._resuming: set[int] = set()
 
     def _is_wanted(self, kind: type[Aligner]) -> bool:
         is_judged = any(self._runner.judging(view) for view in kind.builds)
@@ -123,6 +128,11 @@ class Engine:
         return self._coverage.idle
 
     @property
+    def has_gap(self) -> bool:
+        """Whether events were lost that this engine has not seen, and others may have."""
+        return self._forgotten.has_gap
+
+    @property
     def unobserved(self) -> RankSet:
         """The ranks of the job that nobody reported at the start: nothing of them is read."""
         return self._coverage.unobserved
@@ -147,10 +157,25 @@ class Engine:
             tracker.left_hang = True
         tracker.feed(event, self._now_ns)
         self._coverage.feed(event)
+        if isinstance(event, EventsLost):
+            self._resuming.add(event.rank)
+            self._forgotten.has_gap = True
+        elif event.rank in self._resuming and not self._is_clear(event):
+            return
         for aligner in self._wanting(type(event)):
             with self._guards[aligner]:
                 self._show(aligner.feed(event))
         self._runner.show(event)
+
+    def _is_clear(self, event: Event) -> bool:
+        """Whether an event tells its own even though some before it were lost.
+
+        What ranks do several times in one step is counted: a step of which the beginning is lost
+        is left out.
+        """
+        if isinstance(event, StepEnd):
+            self._resuming.discard(event.rank)
+        return event.seq < 0 or isinstance(event, _CLEAR)
 
     def advance(self, now_ns: int) -> None:
         """Let the clock go on, and judge nothing: what is fed next comes at this time."""

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere
+from distdiag.engine.bounded import BySite, Recent
 from distdiag.engine.relations import is_foreign
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective
 from distdiag.events.data import EpochFed, MetricGiven
 from distdiag.events.files import FileAccess, FileAction, StoreCall
-from distdiag.events.lifecycle import StepEnd
+from distdiag.events.lifecycle import EventsLost, StepEnd
 from distdiag.events.models import OptimizerState
 from distdiag.views.base import View
 from distdiag.views.data import LocalEvaluationView, MetricView
@@ -45,7 +46,16 @@ class _Rank:
 class EvaluationAligner(Aligner):
     """Evaluations of parts that decide what is written, and values that schedulers go by."""
 
-    needs = (Collective, EpochFed, FileAccess, MetricGiven, OptimizerState, StepEnd, StoreCall)
+    needs = (
+        Collective,
+        EpochFed,
+        EventsLost,
+        FileAccess,
+        MetricGiven,
+        OptimizerState,
+        StepEnd,
+        StoreCall,
+    )
     builds = (LocalEvaluationView, MetricView)
 
     def __init__(self, job: Job) -> None:
@@ -54,9 +64,10 @@ class EvaluationAligner(Aligner):
         self._passes: dict[tuple[str, int], dict[int, EpochFed]] = {}
         self._metrics = SideBySide(job.world)
         self._members: set[int] = set()
-        self._writers: dict[str, set[int]] = {}
-        self._is_foreign: dict[int, tuple[bool, CallSite]] = {}
+        self._writers: Recent[str, set[int]] = Recent(_MOST_PATHS)
+        self._is_foreign = BySite(is_foreign)
         self._has_metric = False
+        self._has_forgotten = False
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
@@ -70,6 +81,10 @@ class EvaluationAligner(Aligner):
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         mine = self._ranks[event.rank]
+        if isinstance(event, EventsLost):
+            mine.writes.clear()  # it may have heard of others meanwhile
+            self._passes.clear()
+            return
         match event:
             case StepEnd():
                 mine.stepped = event.seq
@@ -106,8 +121,9 @@ class EvaluationAligner(Aligner):
             yield LocalEvaluationView(dict(sorted(passes.items())), writes, counts[site])
 
     def _feed_access(self, mine: _Rank, access: FileAccess) -> None:
-        if access.action in _ADDING and len(self._writers) < _MOST_PATHS:
-            self._writers.setdefault(access.path, set()).add(access.rank)
+        if access.action in _ADDING:
+            self._has_forgotten |= len(self._writers) == _MOST_PATHS
+            self._writers.of(access.path, set).add(access.rank)
         if access.action in _MAKING:
             mine.writes.append((access, mine.heard, mine.stepped))
         else:
@@ -119,19 +135,19 @@ class EvaluationAligner(Aligner):
             (
                 each.seq
                 for each in mine.reads
-                if each.seq < write.seq and self._writers.get(each.path, set()) - {each.rank}
+                if each.seq < write.seq and self._may_be_of_others(each)
             ),
             default=-1,
         )
 
+    def _may_be_of_others(self, access: FileAccess) -> bool:
+        writers = self._writers.get(access.path)
+        return self._has_forgotten if writers is None else bool(writers - {access.rank})
+
     def _exchanges(self, call: Collective) -> bool:
         if len(call.group.ranks) < 2 or call.signature.op.startswith("barrier"):
             return False
-        known = self._is_foreign.get(id(call.site))
-        if known is None:
-            # Kept with its site: the id must not come to belong to another one.
-            known = self._is_foreign[id(call.site)] = (is_foreign(call.site), call.site)
-        return known[0]
+        return self._is_foreign.of(call.site)
 
     def _feed_metric(self, event: MetricGiven) -> Iterator[View]:
         self._has_metric = True

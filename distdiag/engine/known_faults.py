@@ -13,6 +13,8 @@ from distdiag.events.stacks import FaultLogged, Stacks
 from distdiag.findings.known_faults import fault_of_stack, known_faults
 from distdiag.views.base import View
 
+_MOST_LINES: Final = 4096
+"""So many lines of faults are kept, the first ones: those that follow are consequences."""
 _NO_LINE: Final = NothingThere("known faults", "no line of a known fault is in a log")
 
 
@@ -32,7 +34,8 @@ class FaultAligner(Aligner):
         """Keep a line, or look at stacks."""
         match event:
             case FaultLogged():
-                self._lines.append(event)
+                if len(self._lines) < _MOST_LINES:
+                    self._lines.append(event)
             case Stacks():
                 self._look(event)
         yield from ()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import Recent
 from distdiag.events.base import CallSite, Event
 from distdiag.events.data import EpochFed
 from distdiag.events.lifecycle import ProbeDisabled
@@ -36,15 +37,28 @@ _NOT_LOGGED: Final = NothingThere("logged numbers", "no number was logged by a k
 _NO_LOSS: Final = NothingThere("losses of one number", "no backward pass began at one number")
 
 
+MOST_POINTS: Final = 1 << 18
+MOST_PASSES: Final = 1 << 15
+"""So many values of all names, and passes of all lines, are kept of all ranks together: each of
+them then has fewer than `MOST_VALUES`, but at least `FEWEST_VALUES`."""
+FEWEST_VALUES: Final = 64
+_MOST_STREAMS: Final = 4096
+
+
+def _trim(values: deque[Any], most: int) -> None:
+    while len(values) > max(most, FEWEST_VALUES):
+        values.popleft()
+
+
 class _Pace:
     """Says when a stream has grown enough to be looked at again."""
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, int] = {}
+        self._counts: Recent[Hashable, int] = Recent(_MOST_STREAMS)
 
     def is_due(self, key: Hashable) -> bool:
         """Count one more; say whether they have doubled since the last look."""
-        count = self._counts[key] = self._counts.get(key, 0) + 1
+        count = self._counts[key] = self._counts.of(key, int) + 1
         return count >= FIRST_LOOK and count & (count - 1) == 0
 
 
@@ -64,6 +78,7 @@ class NumbersAligner(Aligner):
         self._passes: dict[Hashable, dict[int, deque[LossNumbers]]] = {}
         self._site_of: dict[Hashable, CallSite] = {}
         self._blind: set[int] = set()
+        self._num_series = self._num_streams = 0
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether nothing was logged, or no loss was looked at."""
@@ -106,8 +121,11 @@ class NumbersAligner(Aligner):
                 continue
             if (event.rank, name) not in self._names:
                 self._names[event.rank, name] = event.logger, event.site
+            if name not in series:
+                self._num_series += 1
             points = series.setdefault(name, deque(maxlen=MOST_VALUES))
             points.append((event.num_updates, value))
+            _trim(points, MOST_POINTS // self._num_series)
 
     def _feed_loss(self, event: LossNumbers) -> Hashable:
         if event.site.frames:
@@ -118,7 +136,11 @@ class NumbersAligner(Aligner):
             return None
         self._site_of.setdefault(place, site)
         by_rank = self._passes.setdefault(place, {})
-        by_rank.setdefault(event.rank, deque(maxlen=MOST_VALUES)).append(event)
+        if event.rank not in by_rank:
+            self._num_streams += 1
+        passes = by_rank.setdefault(event.rank, deque(maxlen=MOST_VALUES))
+        passes.append(event)
+        _trim(passes, MOST_PASSES // self._num_streams)
         return place
 
     def _series(self) -> dict[int, dict[str, LoggedSeries]]:
@@ -149,8 +171,8 @@ class ParameterAligner(Aligner):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._sizes: dict[tuple[int, str], dict[str, int]] = {}
-        self._shown: set[str] = set()
+        self._sizes: Recent[tuple[int, str], dict[str, int]] = Recent(MOST_KEPT)
+        self._shown: Recent[str, bool] = Recent(_MOST_STREAMS)
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether there was a model."""
@@ -161,14 +183,19 @@ class ParameterAligner(Aligner):
         assert isinstance(event, ModelPlan)
         if event.model in self._shown or event.moment is not Moment.START:
             return
-        sizes = self._sizes.setdefault((event.rank, event.model), {})
+        sizes = self._sizes.of((event.rank, event.model), dict)
         sizes.update({tensor.name: prod(tensor.shape) for tensor in event.tensors})
         if event.first + len(event.tensors) >= event.total:
-            self._shown.add(event.model)
+            self._shown.of(event.model, lambda: True)
+            del self._sizes[event.rank, event.model]
             yield ParameterView(event.model, event.rank, sizes, event.site, self.job.numerics)
 
 
 _NO_CODES: Final = NothingThere("codebooks", "no code was chosen by its distance")
+
+
+_MOST_WINDOWS: Final = 256
+"""So many windows of a codebook are kept of each rank, the newest ones."""
 
 
 class CodesAligner(Aligner):
@@ -179,7 +206,8 @@ class CodesAligner(Aligner):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._windows: dict[str, dict[int, list[CodesChosen]]] = {}
+        self._windows: dict[str, dict[int, deque[CodesChosen]]] = {}
+        self._counts: Counter[tuple[str, int]] = Counter()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether there was a codebook."""
@@ -188,9 +216,14 @@ class CodesAligner(Aligner):
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one window of one rank."""
         assert isinstance(event, CodesChosen)
-        windows = self._windows.setdefault(event.codebook, {}).setdefault(event.rank, [])
+        if event.codebook not in self._windows and len(self._windows) >= MOST_KEPT:
+            return
+        by_rank = self._windows.setdefault(event.codebook, {})
+        windows = by_rank.setdefault(event.rank, deque(maxlen=_MOST_WINDOWS))
         windows.append(event)
-        count = len(windows)
+        count = self._counts[event.codebook, event.rank] = (
+            self._counts[event.codebook, event.rank] + 1
+        )
         if count >= 4 and count & (count - 1) == 0:
             yield self._view(event.codebook)
 
@@ -216,7 +249,7 @@ class WarningAligner(Aligner):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._warned: dict[Hashable, dict[int, Warned]] = {}
+        self._warned: Recent[Hashable, dict[int, Warned]] = Recent(_MOST_STREAMS)
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether there was a warning."""
@@ -225,7 +258,7 @@ class WarningAligner(Aligner):
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one warning of one rank."""
         assert isinstance(event, Warned)
-        by_rank = self._warned.setdefault((event.topic, event.site.location), {})
+        by_rank = self._warned.of((event.topic, event.site.location), dict)
         if event.rank not in by_rank:
             by_rank[event.rank] = event
             yield WarningView(event.topic, dict(sorted(by_rank.items())))

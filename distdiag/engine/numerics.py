@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NotObserved
+from distdiag.engine.bounded import Recent
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, StepEnd
 from distdiag.events.numerics import NearOverflow, NonFinite
@@ -22,6 +23,7 @@ from distdiag.views.numerics import (
 _FORWARD: Final = ("parameter", "buffer", "input", "forward")
 _MOST_KEPT: Final = 64
 """The first reports of a rank tell where it began; later ones are consequences as a rule."""
+_MOST_MODULES: Final = 4096
 _GIVEN_UP: Final = ("dropped", "skipped", "ended", "")
 
 
@@ -35,7 +37,7 @@ class NumericsAligner(Aligner):
         """Know of no number that is not finite."""
         super().__init__(job)
         self._events: dict[int, dict[tuple[int, int], NonFinite]] = {}
-        self._near: dict[tuple[str, str], dict[int, NearOverflow]] = {}
+        self._near: Recent[tuple[str, str], dict[int, NearOverflow]] = Recent(_MOST_MODULES)
         self._raised: dict[int, Raised] = {}
         self._finished: set[int] = set()
         self._gone: set[int] = set()
@@ -53,7 +55,7 @@ class NumericsAligner(Aligner):
                 self._note(event)
             case NearOverflow():
                 key = (event.model, event.module)
-                self._near.setdefault(key, {}).setdefault(event.rank, event)
+                self._near.of(key, dict).setdefault(event.rank, event)
             case Raised():
                 self._raised.setdefault(event.rank, event)
                 self._gone.add(event.rank)

@@ -1,12 +1,13 @@
 """What one rank has done so far, kept while its events arrive."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
 from typing import Final
 
+from distdiag.engine.bounded import Recent
 from distdiag.events.base import CallSite, Event, Phase
 from distdiag.events.collectives import (
     Collective,
@@ -18,6 +19,7 @@ from distdiag.events.environment import SourceSeen
 from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
     ChildEnded,
+    EventsLost,
     Exited,
     Finished,
     Heartbeat,
@@ -55,6 +57,9 @@ RECORDS_OF_CALLS: Final = frozenset(
     | {"functional-collectives", "process-groups"}
 )
 """Without one of these a rank may have made calls that nobody wrote down."""
+
+_MOST_SITES: Final = 4096
+"""Of so many places of the program it is counted how often a rank called there."""
 
 _LEFT: Final = {RankStatus.FINISHED, RankStatus.RAISED, RankStatus.DIED}
 
@@ -97,7 +102,7 @@ class RankTracker:
         self._step = 0
         self._step_durations: deque[float] = deque(maxlen=50)
         self._recent: deque[Collective] = deque(maxlen=RECENT)
-        self._site_counts: Counter[CallSite] = Counter()
+        self._site_counts: Recent[CallSite, int] = Recent(_MOST_SITES)
         self._asked: StoreAsked | None = None
         self._published: deque[StoreCall] = deque(maxlen=RECENT)
         self._dead_children: deque[ChildEnded] = deque(maxlen=RECENT)
@@ -144,7 +149,7 @@ class RankTracker:
             case Collective():
                 self.last_call, self.last_call_state = event, "scheduled"
                 self._recent.append(event)
-                self._site_counts[event.site] += 1
+                self._site_counts[event.site] = self._site_counts.of(event.site, int) + 1
                 self._progress(now_ns)
             case CollectiveState():
                 if self.last_call is not None and event.call == self.last_call.seq:
@@ -210,6 +215,8 @@ class RankTracker:
                 self._observed[event.source] = event
             case GroupProgress():
                 self._reached[event.group.name] = event
+            case EventsLost():
+                self._creates_group, self._asked, self.last_call = False, None, None
             case ChildEnded():
                 self._dead_children.append(event)
             case StoreAsked(thread="MainThread"):

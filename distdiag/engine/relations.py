@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere
+from distdiag.engine.bounded import MOST_FOLLOWED, BySite, Recent
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated, Signature
@@ -73,7 +74,7 @@ class Exchanges:
 
     def __init__(self) -> None:
         self._calls: dict[int, deque[_Call]] = {}
-        self._is_foreign: dict[int, tuple[bool, CallSite]] = {}
+        self._is_foreign = BySite(is_foreign)
 
     def feed(self, call: Collective) -> None:
         """Take in a collective."""
@@ -85,11 +86,7 @@ class Exchanges:
         num_rows = _num_rows(call.signature)
         if len(call.group.ranks) < 2 or (is_sum and num_rows < 2):
             return
-        known = self._is_foreign.get(id(call.site))
-        if known is None:
-            # Kept with its site: the id must not come to belong to another one.
-            known = self._is_foreign[id(call.site)] = (is_foreign(call.site), call.site)
-        if known[0]:
+        if self._is_foreign.of(call.site):
             calls = self._calls.setdefault(call.rank, deque(maxlen=_MOST_CALLS))
             calls.append(_Call(call.seq, num_rows, is_sum, is_scattered))
 
@@ -136,18 +133,23 @@ class _Reduced:
     are_all: bool = True
 
 
+_MOST_OF_CLASS: Final = 16
+"""Of so many models of one class on one rank it counts what became of their gradients."""
+
+
 class ReducedModels:
     """What ranks have done with the gradients of their models, by rank and class."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], dict[str, _Reduced]] = {}
+        self._known: Recent[tuple[int, str], Recent[str, _Reduced]] = Recent(MOST_FOLLOWED * 64)
 
     def feed(self, plan: ModelPlan) -> None:
         """Take in a part of a plan; the latest one counts."""
-        models = self._known.setdefault((plan.rank, _class_of(plan.model)), {})
+        key = plan.rank, _class_of(plan.model)
+        models: Recent[str, _Reduced] = self._known.of(key, lambda: Recent(_MOST_OF_CLASS))
         if plan.first == 0:
-            models[plan.model] = _Reduced()
-        known = models.setdefault(plan.model, _Reduced())
+            models.pop(plan.model, None)
+        known = models.of(plan.model, _Reduced)
         for tensor in (each for each in plan.tensors if each.requires_grad):
             if tensor.evidence is ReplicaEvidence.REDUCED:
                 known.groups.add(tuple(sorted(tensor.replicas)))
@@ -156,7 +158,8 @@ class ReducedModels:
 
     def of(self, fed: ModelFed) -> tuple[tuple[int, ...], bool]:
         """Return the ranks, none if they are not known, and whether they reduce everything."""
-        models = self._known.get((fed.rank, _class_of(fed.model)), {}).values()
+        known_of_class = self._known.get((fed.rank, _class_of(fed.model)))
+        models = known_of_class.values() if known_of_class is not None else ()
         groups = {group for known in models for group in known.groups}
         members = groups.pop() if len(groups) == 1 else ()
         return members, all(known.are_all for known in models)
@@ -399,8 +402,9 @@ class RelationAligner(Aligner):
         self._feeds = SideBySide(job.world)
         self._exchanges = Exchanges()
         self._reduced = ReducedModels()
-        self._passes: dict[tuple[str, RankSet], deque[Mapping[int, ModelFed]]] = {}
-        self._sharing: list[frozenset[int]] = []
+        self._passes: Recent[tuple[str, RankSet], deque[Mapping[int, ModelFed]]]
+        self._passes = Recent(MOST_FOLLOWED, "models that were fed", job.forgotten)
+        self._sharing: dict[frozenset[int], None] = {}
         self._shards = ShardGroups()
         self._shared = SideBySide(job.world)
         self._has_norms = False
@@ -435,7 +439,7 @@ class RelationAligner(Aligner):
             case Collective():
                 self._exchanges.feed(event)
             case GroupCreated() if _SHARING.search(event.desc.lower()):
-                self._sharing.append(frozenset(event.ranks))
+                self._sharing[frozenset(event.ranks)] = None
                 self._shards.feed_group(event)
             case ModelPlan():
                 self._reduced.feed(event)
@@ -446,7 +450,7 @@ class RelationAligner(Aligner):
     def _feed_meshes(self, plan: ModelPlan) -> None:
         for mesh in {tensor.mesh for tensor in plan.tensors if tensor.mesh is not None}:
             if any(_SHARING.search(name.lower()) for name in mesh.names):
-                self._sharing.append(frozenset(mesh.ranks))
+                self._sharing[frozenset(mesh.ranks)] = None
 
     def _feed_shared(self, fed: ModelFed) -> Iterator[View]:
         """Show the passes of ranks that hold shards of one model along a named axis."""
@@ -456,9 +460,8 @@ class RelationAligner(Aligner):
         alignment = self._shared.add(_Shared(fed.rank, fed.place, tuple(ranks), fed))
         if alignment is None:
             return
-        kept = self._passes.setdefault(
-            (f"shards of {fed.model}", ranks), deque(maxlen=_MOST_PASSES)
-        )
+        key = f"shards of {fed.model}", ranks
+        kept = self._passes.of(key, lambda: deque(maxlen=_MOST_PASSES))
         kept.append({rank: each.fed for rank, each in alignment.by_rank.items()})
         if len(kept) >= _FEWEST:
             self._seen.add(ReplicatedInputs)
@@ -498,7 +501,7 @@ class RelationAligner(Aligner):
         self, model: str, members: _Members, by_rank: Mapping[int, ModelFed]
     ) -> Iterator[View]:
         ranks = members.ranks
-        kept = self._passes.setdefault((model, ranks), deque(maxlen=_MOST_PASSES))
+        kept = self._passes.of((model, ranks), lambda: deque(maxlen=_MOST_PASSES))
         kept.append(by_rank)
         passes = tuple(kept)
         fed = [one for each in passes for one in each.values()]

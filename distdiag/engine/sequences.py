@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import MOST_FOLLOWED
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
 from distdiag.events.data import ModelFed
 from distdiag.events.gradients import GradientSum, GradientSums
-from distdiag.events.lifecycle import ProbeDisabled
+from distdiag.events.lifecycle import EventsLost, ProbeDisabled
 from distdiag.events.losses import LossWeights
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import (
@@ -44,8 +45,9 @@ class FirstSamples:
 
     def feed(self, event: GradientSums) -> None:
         """Take in what one rank reports of one model."""
-        tensors = {each.name: each for each in event.gradients}
-        self._known.setdefault(event.rank, {}).setdefault(event.model, (event.step, tensors))
+        known = self._known.setdefault(event.rank, {})
+        if event.model not in known and len(known) < MOST_FOLLOWED:
+            known[event.model] = event.step, {each.name: each for each in event.gradients}
 
     def equality(self, ranks: Sequence[int]) -> ModelEquality:
         """Compare the models of these ranks."""
@@ -174,6 +176,7 @@ class SequenceAligner(Aligner):
         LossWeights,
         GradientSums,
         Collective,
+        EventsLost,
         ProbeDisabled,
     )
     builds = (SequenceView, PositionedSequences, MaskedSequences)
@@ -237,6 +240,8 @@ class SequenceAligner(Aligner):
                 self._feed_call(event)
             case AttentionUnread():
                 self._unread[event.rank] = event
+            case EventsLost():
+                self._blind.add(event.rank)
             case ProbeDisabled(probe=probe) if probe in _OBSERVING:
                 self._blind.add(event.rank)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.events.base import Event
 from distdiag.events.models import ModelPlan, kept_ranks, reducing_ranks
 from distdiag.events.updates import (
@@ -58,9 +59,10 @@ class UpdateAligner(Aligner):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._looks: dict[_Optimizer, dict[int, Looks]] = {}
-        self._shown: dict[_Optimizer, int] = {}
-        self._seen: dict[type[Event], dict[str, dict[int, Event]]] = {}
+        self._looks: Recent[_Optimizer, dict[int, Looks]]
+        self._looks = Recent(MOST_FOLLOWED, "steps of optimizers", job.forgotten)
+        self._shown: Recent[_Optimizer, int] = Recent(4 * MOST_FOLLOWED)
+        self._seen: dict[type[Event], Recent[str, dict[int, Event]]] = {}
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
@@ -80,11 +82,13 @@ class UpdateAligner(Aligner):
             yield from self._note(event)
             return
         key = (event.optimizer, event.model)
-        by_rank = self._looks.setdefault(key, {})
+        by_rank = self._looks.of(key, dict)
         by_rank[event.rank] = (*by_rank.get(event.rank, ()), event)[-_MOST_LOOKS:]
         number = min(looks[-1].number for looks in by_rank.values())
         if by_rank.keys() >= set(self.job.world) and number > self._shown.get(key, -1):
+            self._shown.pop(key, None)
             self._shown[key] = number
+            self._shown.shrink()
             yield self._view(by_rank, number)
 
     def end(self) -> Iterator[View]:
@@ -101,7 +105,8 @@ class UpdateAligner(Aligner):
     def _note(self, event: Event) -> Iterator[View]:
         """Take in what a rank has seen of a thing that is the same on all of them."""
         subject = getattr(event, "parameter", "") or getattr(event, "buffer", "")
-        by_rank = self._seen.setdefault(type(event), {}).setdefault(subject, {})
+        subjects = self._seen.setdefault(type(event), Recent(_MOST_OPEN))
+        by_rank = subjects.of(subject, dict)
         is_new = event.rank not in by_rank
         by_rank.setdefault(event.rank, event)
         if is_new and by_rank.keys() >= set(self.job.world):
@@ -127,7 +132,7 @@ class ScalerAligner(Aligner):
         super().__init__(job)
         self._groups: dict[int, set[frozenset[int]]] = {}
         self._open: dict[tuple[str, str, int], dict[int, ScalerStep]] = {}
-        self._last: dict[str, dict[int, ScalerStep]] = {}
+        self._last: Recent[str, dict[int, ScalerStep]] = Recent(MOST_FOLLOWED)
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether there was any scaler."""
@@ -142,7 +147,7 @@ class ScalerAligner(Aligner):
         key = (event.scaler, event.optimizer, event.number)
         steps = self._open.setdefault(key, {})
         steps[event.rank] = event
-        last = self._last.setdefault(event.scaler, {})
+        last = self._last.of(event.scaler, dict)
         last[event.rank] = event
         if event.is_skipped:
             yield SkippingView(dict(sorted(last.items())))

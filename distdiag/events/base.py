@@ -19,7 +19,7 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class Frame(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """One frame of a Python stack. `user` is false inside torch, known frameworks and distdiag."""
 
     file: str
@@ -28,7 +28,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     user: bool = True
 
 
-class CallSite(msgspec.Struct, frozen=True, array_like=True):
+class CallSite(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """Where a call was made: the Python stack, innermost frame first.
 
     `module` is the FQN of the sharded module on whose behalf the call was made, where known.

@@ -17,7 +17,7 @@ WITHOUT_PROCESSES: Final = ("fake", "threaded")
 """Backends of torch in whose groups no process stands behind a rank."""
 
 
-class ProcessGroup(msgspec.Struct, frozen=True, array_like=True):
+class ProcessGroup(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """A process group as one rank knows it.
 
     `ranks` are global ranks in group order. `generation` counts the initialisations of the default
@@ -36,7 +36,7 @@ class ProcessGroup(msgspec.Struct, frozen=True, array_like=True):
         return self.desc if self.desc and self.desc != "undefined" else self.name
 
 
-class Signature(msgspec.Struct, frozen=True, array_like=True):
+class Signature(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """What a collective or point-to-point call asks for.
 
     `op` is the name of the public torch function (``all_gather_into_tensor``). `root` and `peer`

@@ -98,6 +98,15 @@ class ProbeDisabled(Event, frozen=True, kw_only=True):
     traceback: str = ""
 
 
+class EventsLost(Event, frozen=True, kw_only=True):
+    """Between the event before and the one after this, `num_segments` segments are not kept.
+
+    Who reads the event file of a rank says it, such as of a run that is longer than what is kept.
+    """
+
+    num_segments: int
+
+
 class Unobserved(Event, frozen=True, kw_only=True):
     """A probe works, but something is not seen: it lacks `what`, an attribute or an object."""
 

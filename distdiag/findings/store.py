@@ -108,6 +108,19 @@ def _with(finding: Finding, others: Sequence[Finding]) -> Finding:
     )
 
 
+def with_earlier(findings: Iterable[Finding], earlier: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings, and those of somebody who saw events that are not kept any more."""
+    found = tuple(findings)
+    known = {finding.identity for finding in found}
+    places = {(each.code, each.location) for each in found if each.location is not None}
+    more = (
+        finding
+        for finding in earlier
+        if finding.identity not in known and (finding.code, finding.location) not in places
+    )
+    return (*found, *more)
+
+
 # The store.
 
 Identity = tuple[object, ...]
@@ -178,7 +191,10 @@ class FindingStore:
 
     def revise(self, subject: object, findings: list[Finding]) -> None:
         """Replace what was concluded about something that has grown since."""
-        self._revised[subject] = findings
+        if findings:
+            self._revised[subject] = findings
+        else:
+            self._revised.pop(subject, None)
 
     def support(self, evidence: Evidence) -> None:
         """Add evidence to every finding of warning or above that names its ranks, now and later."""

@@ -27,6 +27,7 @@ from distdiag.events.lifecycle import Monitored, NodeLost
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Finding, Report, Severity
+from distdiag.findings.store import with_earlier
 from distdiag.monitor.dump_transport import DumpTransporter
 from distdiag.monitor.forwarding import ForwardingMonitor
 from distdiag.monitor.local_ranks import LocalRanks
@@ -112,6 +113,7 @@ class Monitor:
         )
         ranks = RankSet({*self._local.ranks, *self._others.ranks})
         self._own_findings = list(before.findings())
+        self._earlier = before.reported()
         catalogue: Mapping[str, type[Check[Any]]] = self._guarded(load_checks, MappingProxyType({}))
         self._growing = {code for code, check in catalogue.items() if Race in check.views}
         selects = config.selection.selects
@@ -128,7 +130,7 @@ class Monitor:
         self._reporter = RunReporter(run_dir, launch_file, config, self._status)
         self._reporter.problem = self._others.problem
         self._announced: set[tuple[object, ...]] = set()
-        for found in before.reported():
+        for found in self._earlier:
             self._announced |= {self._news_of(found), (False, *self._news_of(found)[1:])}
         for event in before.seen(interner):
             self._engine.feed(event)
@@ -265,7 +267,10 @@ class Monitor:
         return report
 
     def _findings(self) -> tuple[Finding, ...]:
-        return (*self._engine.findings, *self._own_findings)
+        found = self._engine.findings
+        if self._engine.has_gap:  # the monitor before this one has seen what is not kept
+            found = with_earlier(found, self._earlier)
+        return (*found, *self._own_findings)
 
     def _act_on_hang(self) -> None:
         if not self._engine.is_hung or self._status.is_aborted:

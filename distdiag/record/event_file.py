@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from distdiag.record.private_file import Mapping, create_private
-from distdiag.record.wire import MAX_RECORD
+from distdiag.record.wire import FORGOTTEN, MAX_RECORD
 
 MAGIC: Final = b"ddevnt02"
 HEADER: Final = struct.Struct("<8sii")
@@ -37,7 +37,7 @@ WAITED: Final = 2
 
 SEGMENT_BYTES: Final = 1 << 20
 KEPT_SEGMENTS: Final = 64
-"""So many segments stay on disk for each rank, the first one and the newest."""
+"""So many segments stay on disk for each rank by default, the first one and the newest."""
 
 
 def segment_path(folder: Path, rank: int, index: int) -> Path:
@@ -59,8 +59,9 @@ class EventWriter:
         *,
         on_forget: Callable[[], None],
         segment_bytes: int = SEGMENT_BYTES,
+        kept_segments: int = KEPT_SEGMENTS,
     ) -> None:
-        """Create the first segment.
+        """Create the first segment; at most so many are kept, that one and the newest.
 
         Every segment begins with all definitions so far, so that it can be read alone. When they
         take more than half of it, they are dropped and `on_forget` says that they must come again.
@@ -75,6 +76,7 @@ class EventWriter:
         self._definitions: list[bytes] = []
         self._definition_bytes = 0
         self._segment_bytes = segment_bytes
+        self._kept_segments = kept_segments
         self._index = 0
         self._busy = threading.Lock()
         self._queue: deque[bytes] = deque()
@@ -176,8 +178,8 @@ class EventWriter:
         self._marks = (self._index, mapping.memory)
         before.close()
         self._offset = START
-        if self._index >= KEPT_SEGMENTS:
-            oldest = self._index - KEPT_SEGMENTS + 1
+        if self._index >= self._kept_segments:
+            oldest = self._index - self._kept_segments + 1
             segment_path(self._folder, self._rank, oldest).unlink(missing_ok=True)
         self._repeat_definitions()
         return True
@@ -187,6 +189,7 @@ class EventWriter:
         if self._definition_bytes > self._segment_bytes // 2:
             self._definitions, self._definition_bytes = [], 0
             self._on_forget()
+            self._write(FORGOTTEN)
             return
         for payload in definitions:
             self._write(payload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Final
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
+from distdiag.events.lifecycle import EventsLost
 from distdiag.record.event_file import (
     HEADER,
     ISSUED,
@@ -53,12 +55,12 @@ class EventReader:
         self._offset = START
         self._unfinished: deque[_Unfinished] = deque(maxlen=MOST_UNFINISHED)
         self._found: deque[bytes] = deque()
-        self.num_lost_segments = 0
 
     def payloads(self, limit: int = 1 << 30) -> Iterator[bytes]:
         """Yield what was written since the last call, at most `limit` records.
 
-        How far a call went comes as the `StateRecord` that its mark stands for.
+        How far a call went comes as the `StateRecord` that its mark stands for. Where segments were
+        dropped before they could be read, there is an `EventsLost`.
 
         Raises:
             DamagedFileError: a segment is not one of ours, or its records make no sense.
@@ -87,8 +89,12 @@ class EventReader:
                 continue
             memory.close()
             self._unfinished.clear()
-            self.num_lost_segments += following - self._index - 1
+            num_lost = following - self._index - 1
             self._memory, self._index, self._offset = None, following, START
+            if num_lost:
+                now_ns = time.monotonic_ns()
+                lost = EventsLost(rank=self._rank, seq=-1, time_ns=now_ns, num_segments=num_lost)
+                self._found.append(encode(lost))
 
     def _look(self, memory: mmap.mmap) -> bool:
         """Take the next record and what marks say; return whether there was anything."""

@@ -20,7 +20,7 @@ MOST_SEGMENTS: Final = 8
 """So many segments of a rank, the newest, are looked at: 8 MiB, some 100,000 calls."""
 FIRST_RECORDS: Final = 64
 """The record that a rank has begun is among so many: probes may define things before it."""
-_DEFINITIONS: Final = frozenset(b"GSFL")
+_DEFINITIONS: Final = frozenset(b"GSFLZ")
 """The tags of the records that give a number to what later records refer to."""
 
 _Record = tuple[bytes, int, bool]

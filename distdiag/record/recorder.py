@@ -15,7 +15,7 @@ from distdiag.events.base import CallSite, Event, Frame, Phase
 from distdiag.events.collectives import GroupCreated, ProcessGroup, Signature
 from distdiag.events.files import FileAction, HostSynced, StoreCall
 from distdiag.events.lifecycle import Finished
-from distdiag.record.event_file import NO_PLACE, EventWriter
+from distdiag.record.event_file import KEPT_SEGMENTS, NO_PLACE, EventWriter
 from distdiag.record.signals import Signal
 from distdiag.record.status_page import EVENTS_STOPPED, StatusPage
 from distdiag.record.thread_context import Here
@@ -81,6 +81,7 @@ class Recorder:
         *,
         main_script: str | None = None,
         before_sync: Signal[[]] | None = None,
+        kept_segments: int = KEPT_SEGMENTS,
     ) -> None:
         """Create the event file; `before_sync` gets events that order what ranks do.
 
@@ -109,7 +110,9 @@ class Recorder:
         self._numbers = count()
         # The number of the last call and the place of its mark, as one value for all threads.
         self._last_call = (-1, NO_PLACE)
-        self._writer = EventWriter(folder, rank, on_forget=self._forget)
+        self._writer = EventWriter(
+            folder, rank, on_forget=self._forget, kept_segments=kept_segments
+        )
 
     def _forget(self) -> None:
         # Replaced, not cleared: another thread may be in the middle of using the old ones.

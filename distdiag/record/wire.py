@@ -2,8 +2,11 @@
 
 A stream of records belongs to one rank. Process groups, signatures, frames and call sites are
 defined under a number the first time they occur; a collective then is a handful of integers.
+Numbers rise and are not used again. Once there are very many definitions, all are forgotten and
+come again, under other numbers, when they are needed.
 """
 
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from functools import reduce
 from importlib import import_module
@@ -17,6 +20,7 @@ from distdiag.events.base import CallSite, Event, Frame
 from distdiag.events.collectives import Collective, CollectiveState, ProcessGroup, Signature
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.events.files import FileAccess, FileAction
+from distdiag.events.lifecycle import EventsLost
 from distdiag.events.ranks import RankSet
 
 T = TypeVar("T", bound=Hashable)
@@ -56,6 +60,14 @@ class DefineSite(_Record, frozen=True, tag="L"):
     id: int
     frames: tuple[int, ...]
     module: str | None
+
+
+class DefinitionsForgotten(_Record, frozen=True, tag="Z"):
+    """From now on numbers are those of later definitions.
+
+    A thread that was just looking one up may still use one of those between this record and the
+    one before.
+    """
 
 
 class CallRecord(_Record, frozen=True, tag="C"):
@@ -123,6 +135,7 @@ _RECORDS: Final = (
     DefineSignature,
     DefineFrame,
     DefineSite,
+    DefinitionsForgotten,
     CallRecord,
     StateRecord,
     AccessRecord,
@@ -148,15 +161,28 @@ encode: Final[Callable[[object], bytes]] = msgspec.msgpack.Encoder(enc_hook=plai
 _decode_record: Final = msgspec.msgpack.Decoder(reduce(or_, _RECORDS)).decode
 
 
+FORGOTTEN: Final = encode(DefinitionsForgotten())
+
+
 class Interner:
-    """One object for each value, over all ranks, so that equal values are identical."""
+    """One object for each value, over all ranks, so that equal values are identical.
+
+    A value is known for as long as anybody holds it.
+    """
 
     def __init__(self) -> None:
-        self._values: dict[Any, Any] = {}
+        self._values: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def __call__(self, value: T) -> T:
         """Return the first object that was equal to this one."""
-        first: T = self._values.setdefault(value, value)
+        known = self._values.get(value)
+        first: T | None = known() if known is not None else None
+        if first is None:
+            self._values[value] = weakref.ref(value)
+            return value
         return first
 
 
@@ -171,9 +197,13 @@ class EventDecoder:
         self._signatures: dict[int, Signature] = {}
         self._frames: dict[int, Frame] = {}
         self._sites: dict[int, CallSite] = {}
+        self._newest = self._newest_forgotten = -1
+        self._has_lost = False
 
     def decode(self, payload: bytes | memoryview) -> Event | None:
         """Return the event of one record, or None for a definition.
+
+        There is none either where records were lost that define something.
 
         Raises:
             DamagedFileError: the record is not one of ours, or refers to what was never defined.
@@ -190,6 +220,19 @@ class EventDecoder:
                 return self._state(record)
             case AccessRecord():
                 return self._access(record)
+            case DefineGroup() | DefineSignature() | DefineFrame() | DefineSite():
+                self._define(record)
+            case DefinitionsForgotten():
+                self._forget()
+            case _:
+                event: Event = record
+                self._has_lost |= isinstance(event, EventsLost)
+                return event
+        return None
+
+    def _define(self, record: DefineGroup | DefineSignature | DefineFrame | DefineSite) -> None:
+        self._newest = max(self._newest, record.id)
+        match record:
             case DefineGroup():
                 self._groups[record.id] = self._interner(record.group)
             case DefineSignature():
@@ -198,22 +241,28 @@ class EventDecoder:
                 self._frames[record.id] = self._interner(record.frame)
             case DefineSite():
                 self._sites[record.id] = self._site(record)
-            case _:
-                event: Event = record
-                return event
-        return None
+
+    def _forget(self) -> None:
+        """Forget the definitions of the time before the one that has just come to its end."""
+        tables: tuple[dict[int, Any], ...]
+        tables = (self._groups, self._signatures, self._frames, self._sites)
+        for table in tables:
+            for number in [number for number in table if number <= self._newest_forgotten]:
+                del table[number]
+        self._newest_forgotten = self._newest
 
     def _site(self, record: DefineSite) -> CallSite:
         frames = tuple(self._frames[number] for number in record.frames if number in self._frames)
         return self._interner(CallSite(frames, record.module))
 
-    def _collective(self, record: CallRecord) -> Collective:
+    def _collective(self, record: CallRecord) -> Collective | None:
         try:
             group = self._groups[record.group]
             signature = self._signatures[record.signature]
             site = self._sites[record.site]
         except KeyError as error:
-            raise self._undefined(record.seq, error) from None
+            self._undefined(record.seq, error)
+            return None
         return Collective(
             rank=self._rank,
             seq=record.seq,
@@ -228,21 +277,23 @@ class EventDecoder:
             api=record.api,
         )
 
-    def _access(self, record: AccessRecord) -> FileAccess:
+    def _access(self, record: AccessRecord) -> FileAccess | None:
         fields = msgspec.structs.asdict(record)
         del fields["site"]
         try:
             site = self._sites[record.site]
         except KeyError as error:
-            raise self._undefined(record.seq, error) from None
+            self._undefined(record.seq, error)
+            return None
         fields["thread"] = record.thread or "MainThread"
         return FileAccess(rank=self._rank, site=site, **fields)
 
-    def _undefined(self, seq: int, number: KeyError) -> DamagedFileError:
-        return DamagedFileError(
-            f"event {seq} of rank {self._rank} refers to number {number}, "
-            "which was not defined before it"
-        )
+    def _undefined(self, seq: int, number: KeyError) -> None:
+        if not self._has_lost:
+            raise DamagedFileError(
+                f"event {seq} of rank {self._rank} refers to number {number}, "
+                "which was not defined before it"
+            ) from None
 
     def _state(self, record: StateRecord) -> CollectiveState:
         if not 0 <= record.state < len(STATES):

@@ -128,7 +128,6 @@ class _RankFiles:
         self._process: WatchedProcess | None = None
         self._said: set[str] = set()
         self._unreadable = False
-        self._num_lost = 0
         self._alive_ns = 0
         self._was_seen_alive = False
         self._beat_ns = 0
@@ -196,10 +195,6 @@ class _RankFiles:
         except DamagedFileError as error:
             self._unreadable = True  # where the next record begins is not known any more
             yield from self._disabled("event-file", str(error), now_ns)
-        if self._reader.num_lost_segments > self._num_lost:
-            self._num_lost = self._reader.num_lost_segments
-            reason = f"{self._num_lost} segments were dropped before they were read"
-            yield from self._disabled("event-file", reason, now_ns)
         return num_read < BATCH
 
     def _decoded(self, payload: bytes, now_ns: int) -> Iterator[Event]:

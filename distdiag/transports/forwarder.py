@@ -15,7 +15,7 @@ import msgspec
 
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
-from distdiag.events.lifecycle import Exited, Heartbeat, ProbeDisabled
+from distdiag.events.lifecycle import Exited, Heartbeat
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.record.event_reader import EventReader
@@ -242,7 +242,6 @@ class _RankRecords:
         self._clock = clock
         self._reader = EventReader(run_dir.folder, rank)
         self._is_unreadable = False
-        self._num_lost = 0
 
     def put(self, event: Event) -> None:
         payload = encode(event)
@@ -287,18 +286,6 @@ class _RankRecords:
                 yield from self._reader.payloads()
         except DamagedFileError:
             self._is_unreadable = True  # the monitor tells of it, too
-        lost = self._reader.num_lost_segments
-        if lost > self._num_lost:
-            self._num_lost = lost
-            yield encode(
-                ProbeDisabled(
-                    rank=self._rank,
-                    seq=-1,
-                    time_ns=self._clock(),
-                    probe="event-file",
-                    reason=f"{lost} segments were dropped before they were sent",
-                )
-            )
 
 
 # The thread that sends.

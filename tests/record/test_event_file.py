@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distdiag.events.errors import DamagedFileError
-from distdiag.record import event_file
+from distdiag.events.lifecycle import EventsLost
 from distdiag.record.event_file import ISSUED, WAITED, EventWriter, segment_path
 from distdiag.record.event_reader import EventReader
-from distdiag.record.wire import encode
+from distdiag.record.wire import EventDecoder, Interner, encode
 
 
 def _writer(folder: Path, segment_bytes: int = 4096) -> EventWriter:
@@ -80,19 +80,22 @@ def test_definitions_that_fill_half_a_segment_are_forgotten(tmp_path: Path) -> N
 
 
 def test_the_first_and_the_newest_segments_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(event_file, "KEPT_SEGMENTS", 3)
-    writer = _writer(tmp_path, 64)
+    writer = EventWriter(tmp_path, 0, on_forget=lambda: None, segment_bytes=64, kept_segments=3)
     for number in range(40):
         writer.append(b"record %02d" % number)
 
     kept = sorted(int(path.name.split(".")[1]) for path in tmp_path.glob("*.events"))
     assert kept[0] == 0
     assert len(kept) == 3
-    reader = EventReader(tmp_path, 0)
-    assert list(reader.payloads())[-1] == b"record 39"
-    assert reader.num_lost_segments > 0
+    payloads = list(EventReader(tmp_path, 0).payloads())
+    assert payloads[0] == b"record 00"
+    assert payloads[-1] == b"record 39"
+    (lost,) = (p for p in payloads if not p.startswith(b"record"))
+    event = EventDecoder(0, Interner()).decode(lost)
+    assert isinstance(event, EventsLost)
+    assert event.num_segments == kept[1] - 1
 
 
 def test_a_record_that_fits_nowhere_is_left_out_and_nothing_else(tmp_path: Path) -> None:

@@ -4,11 +4,19 @@ from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Final
 
+from distdiag.engine.bounded import BySite, Recent, Turns
 from distdiag.engine.clocks import Clock, Gate, Joiner, Stamp
 from distdiag.engine.collectives.sync_edges import Senders
 from distdiag.events.base import CallSite, Frame
-from distdiag.events.collectives import Collective, GroupCreated, GroupProgress, ProcessGroup
+from distdiag.events.collectives import (
+    UNNUMBERED,
+    Collective,
+    GroupCreated,
+    GroupProgress,
+    ProcessGroup,
+)
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
 
@@ -23,25 +31,26 @@ def group_key(group: ProcessGroup) -> GroupKey:
     return (group.name, group.generation, group.ranks)
 
 
-class Places:
-    """The part of a call site that two ranks are compared by: the user's frames and the module."""
+Place = tuple[tuple[Frame, ...], str | None]
+"""The part of a call site that two ranks are compared by: the user's frames and the module."""
 
-    def __init__(self) -> None:
-        self._by_site: dict[int, tuple[CallSite, tuple[tuple[Frame, ...], str | None]]] = {}
+_MOST_PATTERNS: Final = 64
+"""A loop whose ranks differ on purpose does so in few ways; what comes again after so many others
+is compared once more."""
+_MOST_IDLE: Final = 256
+"""So many process groups, and lanes of messages, are remembered in which nobody waits."""
+_MOST_UNMATCHED: Final = 10_000
+"""So many lanes are followed in which more was sent than received, or less."""
 
-    def of(self, site: CallSite) -> tuple[tuple[Frame, ...], str | None]:
-        """Return the place of a call site."""
-        known = self._by_site.get(id(site))
-        if known is None:
-            # The site itself is kept, so that its id stays its own.
-            known = self._by_site[id(site)] = (site, (site.user_frames, site.module))
-        return known[1]
+
+def _place_of(site: CallSite) -> Place:
+    return (site.user_frames, site.module)
 
 
 class GroupStream:
     """The collectives of one process group, as far as they are not settled."""
 
-    def __init__(self, group: ProcessGroup, world: RankSet, places: Places) -> None:
+    def __init__(self, group: ProcessGroup, world: RankSet, places: BySite[Place]) -> None:
         """Start with nothing seen; only the ranks of `world` are observed."""
         self.group = group
         self.ranks = RankSet(set(group.ranks) & set(world))
@@ -51,14 +60,18 @@ class GroupStream:
         self._open: dict[int, dict[int, Collective]] = {}
         self._progress: dict[int, GroupProgress] = {}
         self._enqueued: dict[int, int] = {}
+        self._resumed: dict[int, int] = {}
         self._unended: dict[int, dict[int, Collective]] = {}
-        self._known: set[tuple[tuple[int, int, int], ...]] = set()
+        self._known: Recent[tuple[tuple[int, int, int], ...], CollectiveAlignment]
+        self._known = Recent(_MOST_PATTERNS)
 
     def add(self, call: Collective) -> CollectiveAlignment | None:
         """Take in one call; return the alignment if it completes one that the ranks disagree on."""
         seq_id = call.collective_seq_id
         by_rank = self._open.setdefault(seq_id, {})
         by_rank[call.rank] = call
+        if self._resumed.get(call.rank) == UNNUMBERED:
+            self._resumed[call.rank] = seq_id
         if len(by_rank) < len(self.ranks) and not self._is_whole(seq_id, by_rank):
             return None
         return self._settle(seq_id, by_rank)
@@ -75,16 +88,23 @@ class GroupStream:
                 if alignment is not None:
                     yield alignment
 
+    def lose(self, rank: int) -> None:
+        """Take note that calls of a rank were lost: it may have made all before its next one."""
+        self._resumed[rank] = UNNUMBERED
+        for seq_id in sorted(self._open):
+            if self._is_whole(seq_id, self._open[seq_id]):
+                del self._open[seq_id]
+
     def _is_whole(self, seq_id: int, by_rank: dict[int, Collective]) -> bool:
         """Whether every rank has come, those included of which no record of this call is left."""
-        if not self._enqueued:
+        if not (self._enqueued or self._resumed):
             return False
-        others = (rank for rank in self._enqueued if rank not in by_rank)
+        others = (rank for rank in {*self._enqueued, *self._resumed} if rank not in by_rank)
         num_others = sum(self._has_reached(rank, seq_id) for rank in others)
         return len(by_rank) + num_others >= len(self.ranks)
 
     def _has_reached(self, rank: int, seq_id: int) -> bool:
-        return self._enqueued.get(rank, -1) >= seq_id
+        return self._enqueued.get(rank, -1) >= seq_id or self._resumed.get(rank, -1) > seq_id
 
     def _is_in(self, rank: int, seq_id: int) -> bool:
         """Whether a call of a rank is known not to have ended there."""
@@ -107,8 +127,8 @@ class GroupStream:
             return None
         pattern = tuple(sorted((rank, id(c.signature), id(c.site)) for rank, c in by_rank.items()))
         alignment = self._alignment(seq_id, by_rank)
-        seen_before = pattern in self._known
-        self._known.add(pattern)
+        # The alignment is kept, so that the ids stay those of its calls.
+        seen_before = self._known.of(pattern, lambda: alignment) is not alignment
         self._part(alignment)
         return None if seen_before else alignment
 
@@ -131,7 +151,7 @@ class GroupStream:
         self, seq_id: int, by_rank: dict[int, Collective], absent: Iterable[int] = ()
     ) -> CollectiveAlignment:
         expected: RankSet = self.ranks
-        if self._progress:
+        if self._progress or self._resumed:
             unknown = {r for r in expected if r not in by_rank and self._has_reached(r, seq_id)}
             expected = RankSet({*expected, *absent} - unknown)
         return Alignment(
@@ -141,6 +161,12 @@ class GroupStream:
             expected_ranks=expected,
             parted=self.parted,
         )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits in it, and its next call is compared as its first one is."""
+        is_followed = self._open or self._unended or self._progress or self._resumed
+        return not (is_followed or self.broken or self.parted)
 
     def first_open(self) -> CollectiveAlignment | None:
         """Return the first point that not all ranks have reached.
@@ -190,15 +216,36 @@ class CollectiveStreams(_OfWorld):
 
     def __init__(self, world: RankSet) -> None:
         super().__init__(world)
-        self._places = Places()
+        self._places = BySite(_place_of)
+        self._lossy: set[int] = set()
         self._streams: dict[GroupKey, GroupStream] = {}
+        self._enough = 2 * _MOST_IDLE
 
     def stream(self, group: ProcessGroup) -> GroupStream:
         """Return the stream of a group, made at its first call."""
         key = group_key(group)
         if key not in self._streams:
-            self._streams[key] = GroupStream(group, self._world, self._places)
+            self._forget_idle()
+            stream = self._streams[key] = GroupStream(group, self._world, self._places)
+            for rank in self._lossy & set(stream.ranks):
+                stream.lose(rank)
         return self._streams[key]
+
+    def _forget_idle(self) -> None:
+        """Forget the oldest groups of many in which nobody waits: programs make new ones."""
+        if len(self._streams) < self._enough:
+            return
+        idle = [key for key, stream in self._streams.items() if stream.is_idle]
+        for key in idle[:-_MOST_IDLE]:
+            del self._streams[key]
+        self._enough = max(2 * _MOST_IDLE, 2 * len(self._streams))
+
+    def lose(self, rank: int) -> None:
+        """Take note that calls of a rank were lost."""
+        self._lossy.add(rank)
+        for stream in self._streams.values():
+            if rank in stream.ranks:
+                stream.lose(rank)
 
     def all(self) -> tuple[GroupStream, ...]:
         """Return every group's stream, in order of their first calls."""
@@ -286,8 +333,10 @@ class Meetings:
         self._numbers = count()
         self._by_id: dict[int, _Group] = {}
         self._by_key: dict[Hashable, _Group] = {}
+        self._enough = 2 * _MOST_IDLE
         self._messages: dict[Hashable, Meeting] = {}
-        self._turns: Counter[Hashable] = Counter()
+        self._turns: Turns[Hashable] = Turns(2, _MOST_UNMATCHED)
+        self._scopes: Counter[Hashable] = Counter()
         self._creations: dict[Hashable, Meeting] = {}
 
     def collective(self, call: Collective, stamp: Stamp) -> Meeting:
@@ -303,13 +352,16 @@ class Meetings:
             del group.open[call.collective_seq_id]
         return meeting
 
-    def message(self, call: Collective, peer: int, stamp: Stamp) -> Meeting:
-        """Let a sender or receiver come to the meeting with its peer."""
+    def message(self, call: Collective, peer: int, stamp: Stamp) -> Meeting | None:
+        """Let a sender or receiver come to the meeting with its peer; None: that is forgotten."""
         is_send = call.signature.op == "send"
         ends = (call.rank, peer) if is_send else (peer, call.rank)
-        lane = (id(self._group(call.group)), *ends, _tag(call))
-        turn = self._turns[lane, is_send]
-        self._turns[lane, is_send] += 1
+        lane = (group_key(call.group), *ends, _tag(call))
+        turn = self._turns.next(lane, is_send)
+        if turn is None:
+            return None
+        if len(self._messages) > _MOST_UNMATCHED:
+            del self._messages[next(iter(self._messages))]
         meeting = self._messages.pop((lane, turn), None)
         if meeting is None:
             meeting = Meeting(next(self._numbers), RankSet(ends))
@@ -320,8 +372,8 @@ class Meetings:
     def creation(self, call: GroupCreated, stamp: Stamp) -> Meeting:
         """Let a rank come to the creation of a group, which all of its scope make in one order."""
         scope = (call.scope, call.generation)
-        turn = self._turns[scope, call.rank]
-        self._turns[scope, call.rank] += 1
+        turn = self._scopes[scope, call.rank]
+        self._scopes[scope, call.rank] += 1
         meeting = self._creations.get((scope, turn))
         if meeting is None:
             expected = RankSet(set(call.scope) & set(self._world))
@@ -334,10 +386,19 @@ class Meetings:
     def _group(self, value: ProcessGroup) -> _Group:
         group = self._by_id.get(id(value))
         if group is None or group.value is not value:
+            self._forget_idle()
             group = self._by_key.setdefault(group_key(value), _Group(value, self._world))
             if group.value is value:
                 self._by_id[id(value)] = group
         return group
+
+    def _forget_idle(self) -> None:
+        if len(self._by_key) < self._enough:
+            return
+        idle = [key for key, group in self._by_key.items() if not group.open]
+        for key in idle[:-_MOST_IDLE]:
+            self._by_id.pop(id(self._by_key.pop(key).value), None)
+        self._enough = max(2 * _MOST_IDLE, 2 * len(self._by_key))
 
 
 # Pair sends with receives by process group, source, destination and tag.
@@ -352,6 +413,11 @@ class _Queues:
     receives: deque[Collective] = field(default_factory=deque)
     num_paired: int = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether something waits for its counterpart."""
+        return bool(self.sends or self.receives)
+
 
 class Messages(_OfWorld):
     """The sends and receives that have not met yet."""
@@ -359,6 +425,7 @@ class Messages(_OfWorld):
     def __init__(self, world: RankSet) -> None:
         super().__init__(world)
         self._lanes: dict[_Lane, _Queues] = {}
+        self._enough = 2 * _MOST_IDLE
         self._open_receives: dict[tuple[GroupKey, int, int], deque[Collective]] = {}
 
     def add(self, call: Collective) -> MessageAlignment | None:
@@ -369,13 +436,14 @@ class Messages(_OfWorld):
             self._add_open_receive(call, group, tag)
             return None
         peer = call.signature.peer
-        if peer is None or peer not in self._world:
+        if peer is None or peer not in self._world or call.rank not in self._world:
             return None
         is_send = call.signature.op == "send"
         source, destination = (call.rank, peer) if is_send else (peer, call.rank)
         if is_send and self._take_open_receive(group, destination, tag):
             return None
         lane = (group, source, destination, tag)
+        self._forget_idle()
         queues = self._lanes.setdefault(lane, _Queues())
         mine, theirs = (
             (queues.sends, queues.receives) if is_send else (queues.receives, queues.sends)
@@ -387,6 +455,12 @@ class Messages(_OfWorld):
         queues.num_paired += 1
         pair = _alignment(lane, queues.num_paired - 1, call, other)
         return None if _agree(call, other) else pair
+
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank, and forget what waits for it or is its own."""
+        super().leave_out(rank)
+        self._lanes = {lane: q for lane, q in self._lanes.items() if rank not in lane[1:3]}
+        self._open_receives = {p: q for p, q in self._open_receives.items() if p[1] != rank}
 
     def _add_open_receive(self, call: Collective, group: GroupKey, tag: int) -> None:
         # Which send it gets is decided by arrival: any one that waits for this rank will do.
@@ -401,7 +475,18 @@ class Messages(_OfWorld):
         if not waiting:
             return False
         waiting.popleft()
+        if not waiting:
+            del self._open_receives[group, destination, tag]
         return True
+
+    def _forget_idle(self) -> None:
+        """Forget the oldest lanes of many in which all has met: tags may never come again."""
+        if len(self._lanes) < self._enough:
+            return
+        idle = [lane for lane, queues in self._lanes.items() if not queues.is_open]
+        for lane in idle[:-_MOST_IDLE]:
+            del self._lanes[lane]
+        self._enough = max(2 * _MOST_IDLE, 2 * len(self._lanes))
 
     def unmatched(self) -> Iterator[MessageAlignment]:
         """Yield for each lane the first call that has no counterpart."""
@@ -455,7 +540,8 @@ class GroupCalls(_OfWorld):
 
     def add(self, call: GroupCreated) -> GroupAlignment | None:
         """Take in one call; return the alignment if it completes one that the ranks disagree on."""
-        if call.done or call.api.startswith("destroy"):
+        is_over = call.done or call.api.startswith("destroy")
+        if is_over or call.rank not in self._world:
             return None
         scope = (call.scope, call.generation)
         # Destroying is not done by all, so the calls are numbered here, without it.

@@ -41,9 +41,8 @@ def _num_elements(sizes: Sizes) -> int:
 
 @dataclass(slots=True)
 class _Carried:
-    """What one rank's calls of one group, or messages to one peer, have carried."""
+    """What one rank's calls have carried between certain ranks."""
 
-    first: Collective
     step: int = 0
     now: int = 0
     most: int = 0
@@ -60,26 +59,25 @@ class Traffic:
     """Counts what passes between ranks once they have stepped."""
 
     def __init__(self) -> None:
-        self._carried: dict[tuple[str, int, int, int | None], _Carried] = {}
+        self._carried: dict[tuple[int, frozenset[int]], _Carried] = {}
 
     def add(self, call: Collective) -> None:
         """Take note of a call; those before the first step only make copies alike."""
         if call.step < 1:
             return
-        size = carried_bytes(call, _reached(call))
+        reached = _reached(call)
+        size = carried_bytes(call, reached)
         if size:
-            key = (call.group.name, call.group.generation, call.rank, call.signature.peer)
-            found = self._carried.get(key)
+            found = self._carried.get((call.rank, reached))
             if found is None:
-                found = self._carried[key] = _Carried(call)
+                found = self._carried[call.rank, reached] = _Carried()
             found.add(size, call.step)
 
     def between(self, ranks: frozenset[int]) -> tuple[int, int]:
         """Return how many bytes passed between these ranks, at most in one step and in all."""
         most, totals = 0, dict.fromkeys(ranks, 0)
-        for found in self._carried.values():
-            rank = found.first.rank
-            if rank in ranks and len(ranks & _reached(found.first)) > 1:
+        for (rank, reached), found in self._carried.items():
+            if rank in ranks and len(ranks & reached) > 1:
                 most = max(most, found.most)
                 totals[rank] += found.total
         return most, max(totals.values(), default=0)

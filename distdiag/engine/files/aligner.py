@@ -1,13 +1,14 @@
 """What the engine knows of files: races, tests whether they exist, and files that are missing."""
 
 import re
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import Forgotten, Recent, SinceFirst, Turns
 from distdiag.engine.files.conflicts import Place, place_of
 from distdiag.engine.files.races import FileRaces
 from distdiag.events.base import Event
@@ -39,7 +40,8 @@ _OTHERS: Final = frozenset(
     | {RandomDraw, RandomState, SliceSaved}
 )
 """Of models: nothing for the order of accesses."""
-_MOST_OPEN: Final = 10_000
+_MOST_OPEN: Final = 4096
+_MOST_TESTS: Final = 20_000
 _ENDING: Final = (Collective, GroupCreated, StoreCall, Finished, Exited)
 
 _Test = tuple[str, Place]
@@ -52,11 +54,11 @@ class ExistenceTests:
     other ranks counts.
     """
 
-    def __init__(self, world: RankSet) -> None:
+    def __init__(self, world: RankSet, forgotten: Forgotten | None = None) -> None:
         self._world = world
         self._current: dict[int, dict[_Test, FileAccess]] = {rank: {} for rank in world}
-        self._counts: Counter[tuple[int, _Test]] = Counter()
-        self._open: OrderedDict[tuple[_Test, int], dict[int, FileAccess]] = OrderedDict()
+        self._turns: Turns[_Test] = Turns(len(world), _MOST_TESTS, forgotten=forgotten)
+        self._open: Recent[tuple[_Test, int], dict[int, FileAccess]] = Recent(_MOST_OPEN)
         self._complete: list[ExistenceAlignment] = []
 
     def feed(self, event: Event) -> None:
@@ -71,15 +73,14 @@ class ExistenceTests:
     def _go_on(self, rank: int) -> None:
         current, self._current[rank] = self._current[rank], {}
         for test, event in current.items():
-            index = self._counts[rank, test]
-            self._counts[rank, test] += 1
-            by_rank = self._open.setdefault((test, index), {})
+            index = self._turns.next(test, rank)
+            if index is None:
+                continue
+            by_rank = self._open.of((test, index), dict)
             by_rank[rank] = event
             if len(by_rank) == len(self._world):
                 del self._open[test, index]
                 self._compare(test, index, by_rank)
-            elif len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)
 
     def _compare(self, test: _Test, index: int, by_rank: dict[int, FileAccess]) -> None:
         if len({event.found for event in by_rank.values()}) == 1:
@@ -107,7 +108,7 @@ class ExistenceTests:
 # Files that a rank needed and that were never there: who wrote one of that name elsewhere.
 
 RECENT: Final = 64
-MOST_NAMES: Final = 10_000
+MOST_NAMES: Final = 4096
 
 _MAKING: Final = frozenset(
     {FileAction.WRITE, FileAction.APPEND, FileAction.RENAME, FileAction.LINK}
@@ -120,20 +121,18 @@ _QUOTED: Final = re.compile(r"""['"](/[^'"]+)['"]""")
 class MissingFiles:
     """Remembers who wrote which file, and what each rank accessed last."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, dict[int, FileAccess]] = defaultdict(dict)
-        self._parts: dict[str, dict[int, FileAccess]] = defaultdict(dict)
+    def __init__(self, forgotten: Forgotten | None = None) -> None:
+        self._made: SinceFirst[str, dict[int, FileAccess]]
+        self._made = SinceFirst(MOST_NAMES, forgotten=forgotten)
+        self._parts: Recent[str, dict[int, FileAccess]] = Recent(MOST_NAMES)
         self._recent: dict[int, deque[FileAccess]] = defaultdict(lambda: deque(maxlen=RECENT))
 
     def add(self, access: FileAccess) -> None:
         """Take in an access of a rank."""
         if access.action in _MAKING:
             name = PurePosixPath(access.path).name
-            if name in self._made or len(self._made) < MOST_NAMES:
-                self._made[name][access.rank] = access
-            parts = _without_numbers(access.path)
-            if parts in self._parts or len(self._parts) < MOST_NAMES:
-                self._parts[parts][access.rank] = access
+            self._made.of(name, dict)[access.rank] = access
+            self._parts.of(_without_numbers(access.path), dict)[access.rank] = access
         else:
             self._recent[access.rank].append(access)
 
@@ -144,7 +143,10 @@ class MissingFiles:
         path = self._path_of(raised)
         if path is None:
             return None
-        made = self._made.get(PurePosixPath(path).name, {})
+        name = PurePosixPath(path).name
+        made = self._made.get(name, {})
+        if self._made.has_lost(name):
+            return None  # it may have been written
         if any(access.path == path for access in made.values()):
             return None  # it was written, sooner or later: a matter of order
         others = {rank: access for rank, access in made.items() if rank != raised.rank}
@@ -181,8 +183,8 @@ class FileAligner(Aligner):
         super().__init__(job)
         self._is_alone = len(job.world) < 2
         self._races = FileRaces(job.world)
-        self._tests = ExistenceTests(job.world)
-        self._missing = MissingFiles()
+        self._tests = ExistenceTests(job.world, job.forgotten)
+        self._missing = MissingFiles(job.forgotten)
         self._raised: list[Raised] = []
         self._blind: set[int] = set()
         self._has_accesses = False

@@ -5,7 +5,7 @@ order, and a wait is replayed when all that it waited for has been. So what is r
 access either happened before it, which the clocks tell, or is not ordered with it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Protocol
 
 from distdiag.engine.clocks import Gate, Joiner, Stamp
@@ -34,7 +34,14 @@ from distdiag.engine.files.order import (
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
 from distdiag.events.files import FileAccess, FileAction, FileClosed, HostSynced, StoreCall
-from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, RankStarted, StepEnd
+from distdiag.events.lifecycle import (
+    EventsLost,
+    Exited,
+    Finished,
+    ProbeDisabled,
+    RankStarted,
+    StepEnd,
+)
 from distdiag.events.ranks import RankSet
 from distdiag.views.files import SyncPoint
 
@@ -111,6 +118,9 @@ class Steps:
             return
         senders = NOBODY if call.signature.op == "send" else (peer,)
         meeting = self._meetings.message(call, peer, replay.stamp)
+        if meeting is None:
+            self._schedule.doubt(call.time_ns)
+            return
         self._came(replay, OpenCall(call, meeting, senders))
 
     def _came(self, replay: Replay, opened: OpenCall) -> None:
@@ -282,6 +292,8 @@ class Steps:
 
 # The replay, which gives each event its clock.
 
+FORGOTTEN: Final = "the oldest of very many accesses were forgotten"
+
 
 class HappensBefore:
     """The order of what all ranks did."""
@@ -292,6 +304,7 @@ class HappensBefore:
         self._store = StoreEdges()
         self._schedule = Schedule(world)
         self._steps = Steps(self._schedule, self._store, self._paths, watch).by_kind()
+        self._is_full = False
 
     @property
     def problem(self) -> str:
@@ -300,7 +313,7 @@ class HappensBefore:
             return self._schedule.problem
         if self._schedule.doubted_ns < NEVER:
             return "from some moment on it is not known wholly who waited for whom"
-        return ""
+        return FORGOTTEN if self._is_full else ""
 
     # What goes in
 
@@ -346,6 +359,8 @@ class HappensBefore:
                 replay.host = event.hostname
             case Finished() | Exited():
                 self._schedule.leave(replay)
+            case EventsLost():
+                self._schedule.doubt_rank(replay, event.time_ns, is_order=True)
             case ProbeDisabled():
                 is_order = event.probe in RECORDS_OF_ORDER
                 if is_order or event.probe.startswith("file"):
@@ -376,7 +391,19 @@ class HappensBefore:
 
     def is_lock(self, path: str) -> bool:
         """Whether a file serves as a lock."""
-        return path in self._paths.lock_paths
+        return self._paths.is_lock(path)
+
+    @property
+    def size(self) -> int:
+        """How much is kept that ranks may come after."""
+        return self._paths.size + self._store.size
+
+    def compact(self) -> Mapping[int, int]:
+        """Drop what all ranks know of; return how many events of each rank they know."""
+        known = self._schedule.known_to_all()
+        is_full = [each.compact(known) for each in (self._paths, self._store)]
+        self._is_full = self._is_full or any(is_full)
+        return known
 
     def has_gone_on(self, access: TimedAccess) -> bool:
         """Whether its rank has done something since: it would have locked the file by now."""

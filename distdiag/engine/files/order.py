@@ -1,10 +1,11 @@
 """Decide whose events can be replayed next, and when it is known that a wait is in vain."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from distdiag.engine.bounded import Filter, SinceFirst
 from distdiag.engine.clocks import NOTHING, Clock, Gate, Stamp
 from distdiag.engine.collectives.calls import Meeting
 from distdiag.engine.collectives.sync_edges import Senders
@@ -17,7 +18,7 @@ from distdiag.views.files import SyncPoint
 
 # Order by the key-value store: who reads a key comes after who wrote what is read.
 
-_MOST_KEYS: Final = 100_000
+_MOST_PUBLISHED: Final = 20_000
 _MOST_PER_KEY: Final = 4096
 
 _PUBLISHING: Final = frozenset({"add", "compare_set", "set"})
@@ -50,11 +51,47 @@ class Publication(Gate):
         return self.call.time_ns
 
 
+S = TypeVar("S", "Publication", TimedAccess)
+
+
+class LostSources(Generic[S]):
+    """What others may come after that was forgotten, as the last one of each rank.
+
+    That one follows those before it: an edge too many hides a race, one too few accuses.
+    """
+
+    def __init__(self) -> None:
+        self._keys = Filter()
+        self._latest: dict[int, S] = {}
+
+    def add(self, key: Hashable, sources: Iterable[S]) -> None:
+        """Forget what was known under a key."""
+        self._keys.add(key)
+        for source in sources:
+            known = self._latest.get(source.rank)
+            if known is None or known.time_ns <= source.time_ns:
+                self._latest[source.rank] = source
+
+    def of(self, key: Hashable) -> Iterable[S]:
+        """Return what stands for all that was forgotten, if it may have been under this key."""
+        return self._latest.values() if key in self._keys else ()
+
+
+def _is_known(source: Publication | TimedAccess, known: Mapping[int, int]) -> bool:
+    """Whether all ranks know that something has happened, and all that its rank knew then."""
+    stamp = source.stamp
+    if stamp is None or not source.is_settled or stamp.num_events > known[source.rank]:
+        return False
+    return all(number <= known[rank] for rank, number in stamp.known.items())
+
+
 class StoreEdges:
     """What was published under each key of each store, as far as records of it have come."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[tuple[str, str], deque[Publication]] = OrderedDict()
+        self._lost: LostSources[Publication] = LostSources()
+        self.size = 0
         self._unsettled: dict[tuple[str, str, int], Publication] = {}
 
     def announce(self, call: StoreCall) -> Publication:
@@ -79,9 +116,23 @@ class StoreEdges:
                 yield publication
 
     def _of(self, store: str, key: str) -> deque[Publication]:
-        if (store, key) not in self._by_key and len(self._by_key) >= _MOST_KEYS:
-            self._by_key.popitem(last=False)
+        self.size += 1
         return self._by_key.setdefault((store, key), deque(maxlen=_MOST_PER_KEY))
+
+    def compact(self, known: Mapping[int, int]) -> bool:
+        """Drop what all ranks know of; return whether more had to go."""
+        for key, published in tuple(self._by_key.items()):
+            while published and _is_known(published[0], known):
+                published.popleft()
+            if not published:
+                del self._by_key[key]
+        self.size = sum(map(len, self._by_key.values()))
+        is_full = self.size > _MOST_PUBLISHED
+        while self.size > _MOST_PUBLISHED // 2 and is_full:
+            key, published = self._by_key.popitem(last=False)
+            self.size -= len(published)
+            self._lost.add(key, published)
+        return is_full
 
     def sources(self, call: StoreCall) -> Iterator[Publication]:
         """Yield what this call, which has ended, comes after, as far as it has come.
@@ -91,7 +142,10 @@ class StoreEdges:
         for key in call.keys:
             earlier = [
                 each
-                for each in self._by_key.get((call.store, key), ())
+                for each in (
+                    *self._lost.of((call.store, key)),
+                    *self._by_key.get((call.store, key), ()),
+                )
                 if each.call.rank != call.rank and each.time_ns <= call.time_ns
             ]
             if call.action == "add":
@@ -233,6 +287,8 @@ class Replay:
         if self.history.count != self._listed_after:
             self._listed, self._listed_after = {}, self.history.count
         listing = (event.path, id(event.site))
+        if len(self._listed) >= _MOST_TRIED:
+            self._listed.clear()
         is_again = listing in self._listed
         self._listed[listing] = event.site
         return is_again
@@ -247,7 +303,8 @@ class Replay:
 
 # Order by files: a rank that saw one appear or vanish comes after it, and locks exclude.
 
-_MOST_PATHS: Final = 100_000
+_MOST_LOCKS: Final = 10_000
+_MOST_LOGGED: Final = 20_000
 _MOST_PER_RANK: Final = 8
 _LOOK_AHEAD: Final = 256
 
@@ -268,36 +325,78 @@ _Log = OrderedDict[str, dict[int, deque[TimedAccess]]]
 
 
 class PathEdges:
-    """Where paths came from, went to and were unlocked, as far as records of it have come.
-
-    `lock_paths` are files that serve as locks, by ``flock`` or by being there.
-    """
+    """Where paths came from, went to and were unlocked, as far as records of it have come."""
 
     def __init__(self) -> None:
-        self.lock_paths: set[str] = set()
+        self._locks: SinceFirst[str, bool] = SinceFirst(_MOST_LOCKS)
         self._appeared: _Log = OrderedDict()
         self._appeared_in: _Log = OrderedDict()
         self._vanished: _Log = OrderedDict()
         self._unlocked: _Log = OrderedDict()
-        self._taken: set[tuple[str, int]] = set()
+        self._taken: SinceFirst[str, set[int]] = SinceFirst(_MOST_LOCKS)
+        self._lost: LostSources[TimedAccess] = LostSources()
+        self.size = 0
 
     def announce(self, access: TimedAccess) -> None:
         """Take in an access as its record comes."""
         event = access.event
         action, path = event.action, event.path
         if action in _APPEARING:
-            _add(self._appeared, path, access)
-            _add(self._appeared_in, path.rpartition("/")[0], access)
+            self._add(self._appeared, path, access)
+            self._add(self._appeared_in, path.rpartition("/")[0], access)
         if action in _VANISHING:
-            _add(self._vanished, path, access)
+            self._add(self._vanished, path, access)
         if action is FileAction.RENAME:
-            _add(self._vanished, event.origin, access)
+            self._add(self._vanished, event.origin, access)
         if action is FileAction.UNLOCK:
-            _add(self._unlocked, path, access)
-        if action in _LOCKING or (action in _VANISHING and (path, event.rank) in self._taken):
-            self.lock_paths.add(path)
+            self._add(self._unlocked, path, access)
+        was_taken = event.rank in self._taken.get(path, ()) or self._taken.has_lost(path)
+        if action in _LOCKING or (action in _VANISHING and was_taken):
+            self._locks.of(path, lambda: True)
         if event.is_exclusive:
-            self._taken.add((path, event.rank))
+            self._taken.of(path, set).add(event.rank)
+
+    def is_lock(self, path: str) -> bool:
+        """Whether a file serves as a lock, by ``flock`` or by being there, or did once."""
+        return path in self._locks or self._locks.has_lost(path)
+
+    def _add(self, log: _Log, path: str, access: TimedAccess) -> None:
+        by_rank = log.setdefault(path, {})
+        by_rank.setdefault(access.rank, deque(maxlen=_MOST_PER_RANK)).append(access)
+        log.move_to_end(path)
+        self.size += 1
+
+    def compact(self, known: Mapping[int, int]) -> bool:
+        """Drop what all ranks know of; return whether more had to go."""
+        logs = (self._appeared, self._appeared_in, self._vanished, self._unlocked)
+        for log in logs:
+            for path, by_rank in tuple(log.items()):
+                _drop_known(by_rank, known)
+                if not by_rank:
+                    del log[path]
+        self.size = sum(len(each) for log in logs for of in log.values() for each in of.values())
+        if self.size <= _MOST_LOGGED:
+            return False
+        for log in logs:
+            for path in [*islice(log, len(log) // 2)]:
+                accesses = [access for each in log[path].values() for access in each]
+                # Who waits for one that is not replayed could wait for ever.
+                if all(access.stamp is not None for access in accesses):
+                    del log[path]
+                    self.size -= len(accesses)
+                    self._lost.add(path, accesses)
+        return True
+
+    def _of(self, log: _Log, path: str) -> dict[int, deque[TimedAccess]]:
+        """Return the accesses by rank, those first that stand for what was forgotten."""
+        found = log.get(path, {})
+        lost = {each.rank: each for each in self._lost.of(path)}
+        if not lost:
+            return found
+        return {
+            rank: deque([*([lost[rank]] if rank in lost else []), *found.get(rank, ())])
+            for rank in {*lost, *found}
+        }
 
     def deadline(self, replay: Replay, access: TimedAccess) -> int | None:
         """Return until when what others did may have mattered to this access; 0: it does not.
@@ -332,18 +431,18 @@ class PathEdges:
         """Yield what this access comes after, among what others did until then."""
         event = access.event
         if event.action is FileAction.LOCK:
-            yield from _until(self._unlocked.get(event.path), access, deadline_ns)
+            yield from _until(self._of(self._unlocked, event.path), access, deadline_ns)
         if event.action is FileAction.LIST:
-            yield from _until(self._appeared_in.get(event.path), access, deadline_ns)
+            yield from _until(self._of(self._appeared_in, event.path), access, deadline_ns)
         if event.is_exclusive or (event.action is FileAction.TEST and not event.found):
             for path in (event.path, *parents(event.path)):
-                yield from _until(self._vanished.get(path), access, deadline_ns)
+                yield from _until(self._of(self._vanished, path), access, deadline_ns)
         if event.action in _TRYING or (
             event.action is FileAction.TEST and event.found is not False
         ):
-            yield from _until(self._appeared.get(event.path), access, deadline_ns)
+            yield from _until(self._of(self._appeared, event.path), access, deadline_ns)
             for path in parents(event.path):
-                for source in _until(self._appeared.get(path), access, deadline_ns):
+                for source in _until(self._of(self._appeared, path), access, deadline_ns):
                     # A folder that was renamed brought all its files along.
                     if source.event.action is FileAction.RENAME:
                         yield source
@@ -357,17 +456,19 @@ def parents(path: str) -> Iterator[str]:
         end = path.rfind("/", 0, end)
 
 
-def _add(log: _Log, path: str, access: TimedAccess) -> None:
-    if path not in log and len(log) >= _MOST_PATHS:
-        log.popitem(last=False)
-    log.setdefault(path, {}).setdefault(access.rank, deque(maxlen=_MOST_PER_RANK)).append(access)
+def _drop_known(by_rank: dict[int, deque[TimedAccess]], known: Mapping[int, int]) -> None:
+    for rank, accesses in tuple(by_rank.items()):
+        while accesses and _is_known(accesses[0], known):
+            accesses.popleft()
+        if not accesses:
+            del by_rank[rank]
 
 
 def _until(
-    by_rank: dict[int, deque[TimedAccess]] | None, access: TimedAccess, deadline_ns: int
+    by_rank: Mapping[int, deque[TimedAccess]], access: TimedAccess, deadline_ns: int
 ) -> Iterable[TimedAccess]:
     """Yield the last one of each rank that came in time: it follows those before it."""
-    for accesses in (by_rank or {}).values():
+    for accesses in by_rank.values():
         for earlier in reversed(accesses):
             if earlier.time_ns < deadline_ns:
                 if access.may_meet(earlier):
@@ -380,7 +481,8 @@ def _until(
 NEVER: Final = 1 << 63
 IDLE_NS: Final = 30_000_000_000
 """From a rank of which nothing came for so long nothing earlier will come."""
-MOST_QUEUED: Final = 1_000_000
+MOST_QUEUED: Final = 150_000
+"""So many events may wait: they take some 100 MiB."""
 
 Step = Callable[[Replay, Any], Gate | None]
 """Replays one event of a rank, or returns what it has to wait for first."""
@@ -518,6 +620,19 @@ class Schedule:
             return False
         self.doubt(time_ns)
         return True
+
+    def known_to_all(self) -> dict[int, int]:
+        """Return for each rank how many of its events on files all others know to be over.
+
+        Those that have come to their end, and all of whose events are replayed, do nothing more.
+        """
+        here = [replay for replay in self.replays.values() if not replay.has_left or replay.queue]
+        return {
+            rank: min(
+                (each.known.get(rank, 0) for each in here if each.rank != rank), default=NEVER
+            )
+            for rank in self.replays
+        }
 
     def leave(self, replay: Replay) -> None:
         """Note that a rank has come to its end."""

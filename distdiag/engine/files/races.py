@@ -1,9 +1,10 @@
 """Find accesses to files that can harm one another and that nothing orders."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from distdiag.engine.bounded import SinceFirst
 from distdiag.engine.files.conflicts import (
     AT_ONE_PATH,
     CHANGING,
@@ -18,7 +19,7 @@ from distdiag.engine.files.conflicts import (
     reaches_below,
     roles_of,
 )
-from distdiag.engine.files.happens_before import HappensBefore
+from distdiag.engine.files.happens_before import FORGOTTEN, HappensBefore
 from distdiag.engine.files.order import parents
 from distdiag.events.base import CallSite
 from distdiag.events.files import FileAction
@@ -28,14 +29,17 @@ from distdiag.views.files import Conflict, Race
 
 # What ranks have found out about paths by themselves.
 
-_MOST_PATHS: Final = 100_000
+_MOST_PATHS: Final = 20_000
 
 
 class KnownPaths:
-    """Which ranks have made or tested which folders, and which files they have seen."""
+    """Which ranks have made or tested which folders, and which files they have seen.
+
+    What is forgotten they may have seen.
+    """
 
     def __init__(self) -> None:
-        self._by_path: OrderedDict[str, dict[int, int | None]] = OrderedDict()
+        self._by_path: SinceFirst[str, dict[int, int | None]] = SinceFirst(_MOST_PATHS)
 
     def note(self, access: TimedAccess) -> None:
         """Take in a test, or the making of a folder."""
@@ -43,32 +47,31 @@ class KnownPaths:
         if event.action is FileAction.MAKE_DIR:
             # Who makes a folder makes those above it as well, if they are not there.
             for path in (event.path, *parents(event.path)):
-                self._of(path).setdefault(access.rank, None)
+                self._by_path.of(path, dict).setdefault(access.rank, None)
         elif event.action is FileAction.TEST:
-            ranks = self._of(event.path)
+            ranks = self._by_path.of(event.path, dict)
             if event.found and ranks.get(access.rank) is None:
                 ranks[access.rank] = access.order
             else:
                 ranks.setdefault(access.rank, None)
 
-    def _of(self, path: str) -> dict[int, int | None]:
-        if path not in self._by_path and len(self._by_path) >= _MOST_PATHS:
-            self._by_path.popitem(last=False)
-        return self._by_path.setdefault(path, {})
-
     def has_looked(self, rank: int, path: str) -> bool:
         """Whether a rank has made this folder, or tested whether it is there."""
-        return rank in self._by_path.get(path, ())
+        return rank in self._by_path.get(path, ()) or self._by_path.has_lost(path)
 
     def was_seen_before(self, access: TimedAccess) -> bool:
         """Whether the rank had tested before that what it accesses is there."""
-        order = self._by_path.get(access.event.path, {}).get(access.rank)
-        return order is not None and order < access.order
+        path = access.event.path
+        order = self._by_path.get(path, {}).get(access.rank)
+        return self._by_path.has_lost(path) if order is None else order < access.order
 
 
 # The last accesses to each path, of each rank from each place of the program.
 
-MOST_ACCESSES: Final = 200_000
+MOST_ACCESSES: Final = 30_000
+"""So many accesses are kept that some rank may still race with: they take some 100 MiB."""
+_FEWEST_KEPT: Final = 4096
+"""With fewer it is not worth looking which of them all ranks know of."""
 
 _Key = tuple[int, str, Role, int, int]
 Entry = tuple[TimedAccess, Role]
@@ -132,6 +135,19 @@ class PathIndex:
             oldest = self._reads or self._changes
             oldest_path, oldest_key = next(iter(oldest))
             self._forget(oldest_path, oldest_key, oldest[oldest_path, oldest_key])
+
+    @property
+    def size(self) -> int:
+        """How many accesses are remembered."""
+        return len(self._reads) + len(self._changes)
+
+    def compact(self, known: Mapping[int, int]) -> None:
+        """Drop the paths to which all accesses are known to all ranks: nobody races with them."""
+        for path, state in tuple(self._states.items()):
+            entries = tuple(state.all())
+            if all(each.end is not None and each.end <= known[each.rank] for each, _ in entries):
+                for access, role in entries:
+                    self._forget(path, _key(access, role), role)
 
     def close(self, path: str, access: TimedAccess, role: Role) -> None:
         """Let an access that is over take the place of the one before it."""
@@ -211,7 +227,8 @@ def _key(access: TimedAccess, role: Role, *, is_open: bool | None = None) -> _Ke
 # Finds the races.
 
 MOST_RACES: Final = 1000
-_MOST_LISTINGS: Final = 100_000
+_MOST_LISTINGS: Final = 10_000
+_MOST_PAIRS: Final = 4096
 _AT_ONCE: Final = frozenset({FileAction.RENAME, FileAction.LINK})
 _MANY: Final = 1000
 _MOST_REPEATS: Final = 32
@@ -234,6 +251,7 @@ class FileRaces:
         self._repeats: Counter[int] = Counter()
         self._enough = _MANY
         self._is_over = False
+        self._most_kept = _FEWEST_KEPT
 
     @property
     def order(self) -> HappensBefore:
@@ -245,7 +263,7 @@ class FileRaces:
         """Why not all accesses were compared, or an empty string."""
         if self._order.problem:
             return self._order.problem
-        return "the oldest of very many accesses were forgotten" if self._index.is_full else ""
+        return FORGOTTEN if self._index.is_full else ""
 
     def note_end(self, raised: Raised) -> None:
         """Take in the exception by which a rank ended."""
@@ -313,6 +331,18 @@ class FileRaces:
         for path, role in access.roles:
             self._index.add(path, access, role)
             self._follow(access, path, role)
+        if self._index.size + len(self._listings) + self._order.size > self._most_kept:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Drop what all ranks know of: it is before all that comes now."""
+        known = self._order.compact()
+        self._index.compact(known)
+        for key, listing in tuple(self._listings.items()):
+            if listing.end is not None and listing.end <= known[listing.rank]:
+                del self._listings[key]
+        kept = self._index.size + len(self._listings) + self._order.size
+        self._most_kept = max(_FEWEST_KEPT, 2 * kept)
 
     def end(self, access: TimedAccess) -> None:
         """Let an access be over: what comes after its end is ordered with it."""
@@ -336,6 +366,8 @@ class FileRaces:
         group = self._groups.get(pair.key)
         if group is not None:
             # The sites are kept, so that their ids stay their own.
+            if len(self._by_sites) >= _MOST_PAIRS:
+                self._by_sites.clear()
             self._by_sites[pair.conflict, id(change), id(use)] = (group, change, use)
         return group
 

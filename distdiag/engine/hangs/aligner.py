@@ -30,6 +30,7 @@ from distdiag.events.collectives import (
     GroupProgress,
 )
 from distdiag.events.lifecycle import (
+    EventsLost,
     Exited,
     Finished,
     NodeLost,
@@ -85,6 +86,7 @@ class CallAligner(Aligner):
         GroupCreated,
         GroupProgress,
         Stacks,
+        EventsLost,
         ProbeDisabled,
         RankStarted,
         *_LEAVING,
@@ -159,6 +161,16 @@ class CallAligner(Aligner):
                 yield LaunchView(event, self.job.states())
             case Stacks():
                 self._feed_stacks(event)
+            case _:
+                self._feed_rare(event)
+
+    def _feed_rare(self, event: Event) -> None:
+        match event:
+            case EventsLost():
+                self._streams.lose(event.rank)
+                # Which of them belong together is counted, and not written with each.
+                for counted in (self._messages, self._groups):
+                    counted.leave_out(event.rank)
             case ProbeDisabled(probe="agent") if self._is_silent(event.rank):
                 for calls in (self._streams, self._messages, self._groups):
                     calls.leave_out(event.rank)

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from distdiag.engine.aligner import Aligner, Job
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
@@ -52,7 +53,8 @@ class CombinedLossAligner(Aligner):
         self._sums: _Told[GradientSums] = {}
         self._uses = SideBySide(job.world)
         self._sequences: dict[tuple[str, Ranks], SequenceView] = {}
-        self._windows: dict[Key, deque[LossWindow]] = {}
+        self._windows: Recent[Key, deque[LossWindow]]
+        self._windows = Recent(MOST_FOLLOWED, "losses beside gradients", job.forgotten)
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
@@ -107,7 +109,7 @@ class CombinedLossAligner(Aligner):
             group = {rank: given[rank] for rank in members if rank in given}
             if members and all(group.get(r) and group[r].members == members for r in members):
                 key = (group[members[0]].optimizer, members, is_measured)
-                windows = self._windows.setdefault(key, deque(maxlen=_MOST_WINDOWS))
+                windows = self._windows.of(key, lambda: deque(maxlen=_MOST_WINDOWS))
                 windows.append(LossWindow(step, group))
                 yield from self._view(key)
 

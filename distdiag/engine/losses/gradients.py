@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import SinceFirst
 from distdiag.engine.collectives.traffic import Surplus
 from distdiag.engine.losses.feeds import Feeds
 from distdiag.engine.losses.same_work import same_work_view
@@ -44,6 +45,8 @@ _NONE: Final[Mapping[type[View | Event], Gap]] = {
         "stages of pipelines", "no ranks sent each other activations and their gradients"
     ),
 }
+_MOST_MODELS: Final = 16
+"""Of so many models the first samples are kept: each holds the gradients of all ranks."""
 _MOST_SAMPLES: Final = 8
 _MOST_OPEN: Final = 32
 _MOST_CALLS: Final = 4096
@@ -73,7 +76,8 @@ class GradientAligner(Aligner):
         self._gathers: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}
         self._groups: set[Ranks] = set()
         self._open: dict[tuple[str, int], dict[int, _Told]] = {}
-        self._models: dict[str, KnownModel] = {}
+        self._models: SinceFirst[str, KnownModel]
+        self._models = SinceFirst(_MOST_MODELS, "models with gradients", job.forgotten)
         self._surplus = Surplus(FIRST_STEPS)
         self._feeds = Feeds()
         self._factors: dict[int, dict[int, list[float | None]]] = {}
@@ -117,13 +121,18 @@ class GradientAligner(Aligner):
             case StepEnd():
                 self._num_steps = max(self._num_steps, event.step + 1)
             case ModelPlan():
-                known = self._models.setdefault(event.model, KnownModel()).plans
-                plans = known.setdefault(event.rank, {})
-                for plan in event.tensors:
-                    if plans.setdefault(plan.name, plan).evidence in _UNPLACED:
-                        plans[plan.name] = plan
+                self._add_plan(event)
             case GradientSums():
                 yield from self._add(event)
+
+    def _add_plan(self, event: ModelPlan) -> None:
+        known = self._models.find(event.model, KnownModel)
+        if known is None:
+            return
+        plans = known.plans.setdefault(event.rank, {})
+        for plan in event.tensors:
+            if plans.setdefault(plan.name, plan).evidence in _UNPLACED:
+                plans[plan.name] = plan
 
     def _note(self, call: Collective) -> None:
         self._surplus.add(call)
@@ -156,7 +165,9 @@ class GradientAligner(Aligner):
 
     def _views(self, model: str, step: int) -> Iterator[View]:
         seen = self._open.pop((model, step))
-        known = self._models.setdefault(model, KnownModel())
+        known = self._models.find(model, KnownModel)
+        if known is None:
+            return
         by_rank = {rank: each.event for rank, each in sorted(seen.items())}
         sample = GradientSample(
             step,

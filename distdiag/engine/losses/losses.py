@@ -1,9 +1,11 @@
 """Shows the losses of all ranks to the checks, and knows whether there were any."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
 from distdiag.engine.aligner import LIGHT, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.losses import LossWeights
@@ -40,7 +42,7 @@ class LossWindows:
     def __init__(self, world: RankSet) -> None:
         self._world = tuple(world)
         self._open: dict[tuple[Key, int], dict[int, LossWeights]] = {}
-        self._complete: dict[Key, tuple[LossWindow, ...]] = {}
+        self._complete: Recent[Key, deque[LossWindow]] = Recent(MOST_FOLLOWED)
         self._is_multiplied = False
         self._scalings: set[float] = set()
 
@@ -65,12 +67,17 @@ class LossWindows:
             return None
         self._open.pop((key, event.step), None)
         window = LossWindow(event.step, {rank: seen[rank] for rank in sorted(group)})
-        windows = (*self._complete.get(key, ()), window)[-MOST_WINDOWS:]
-        self._complete[key] = windows
+        windows = self._complete.of(key, lambda: deque(maxlen=MOST_WINDOWS))
+        windows.append(window)
         has_wrapper = bool(event.members)
         scalings = frozenset(self._scalings)
         return LossView(
-            event.optimizer, RankSet(group), windows, has_wrapper, self._is_multiplied, scalings
+            event.optimizer,
+            RankSet(group),
+            tuple(windows),
+            has_wrapper,
+            self._is_multiplied,
+            scalings,
         )
 
 

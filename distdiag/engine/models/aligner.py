@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import MOST_FOLLOWED, SinceFirst
 from distdiag.engine.losses.losses import LossAligner
 from distdiag.engine.models.models import Models
 from distdiag.engine.models.optimizers import Untrained
@@ -107,7 +108,7 @@ class RandomStreams:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str | int, ...], dict[int, _Event]] = {}
-        self._counts: dict[tuple[str | int, ...], int] = {}
+        self._counts: dict[tuple[str | int, ...], tuple[int, int]] = {}
 
     def add(self, event: _Event) -> Iterator[Alignment[_Event]]:
         """Take in one event; yield the alignment that it completes."""
@@ -126,8 +127,10 @@ class RandomStreams:
     def _key(self, event: _Event) -> tuple[str | int, ...]:
         if isinstance(event, RandomDraw):
             return "draw", event.number, *event.members
-        place: tuple[str | int, ...] = (event.rank, event.moment, event.step, *event.members)
-        count = self._counts[place] = self._counts.get(place, -1) + 1
+        place: tuple[str | int, ...] = (event.rank, event.moment, *event.members)
+        step, count = self._counts.get(place, (event.step, -1))
+        count = count + 1 if step == event.step else 0
+        self._counts[place] = event.step, count
         return "state", count, event.moment, event.step, *event.members
 
 
@@ -208,10 +211,13 @@ class ModelAligner(Aligner):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._unsynced = UnsyncedReplicas()
-        self._models = Models(self._unsynced.parallel)
+        self._models = Models(
+            self._unsynced.parallel, num_ranks=len(job.world), forgotten=job.forgotten
+        )
         self._optimizers = SideBySide(job.world)
-        self._last_steps: dict[tuple[int, str], tuple[int, int]] = {}
-        self._untrained = Untrained()
+        self._last_steps: SinceFirst[str, dict[int, tuple[int, int]]]
+        self._last_steps = SinceFirst(4 * MOST_FOLLOWED, forgotten=job.forgotten)
+        self._untrained = Untrained(job.forgotten)
         self._saves = SliceSaves()
         self._plans = UserPlans(job.world, job.rules)
         self._random = RandomStreams()
@@ -280,12 +286,14 @@ class ModelAligner(Aligner):
     def _feed_step(self, event: OptimizerState) -> Iterator[View]:
         self._untrained.add(event)
         self._seen.add(UntrainedView)
-        last, generation = self._last_steps.get((event.rank, event.optimizer), (-1, 0))
-        generation += event.step <= last  # another one of the same name has taken its place
-        self._last_steps[event.rank, event.optimizer] = event.step, generation
-        alignment = self._optimizers.add(event, generation)
-        if alignment is not None:
-            yield self._seen_now(alignment.show_as(OptimizerView, {}))
+        last_steps = self._last_steps.find(event.optimizer, dict)
+        if last_steps is not None:
+            last, generation = last_steps.get(event.rank, (-1, 0))
+            generation += event.step <= last  # another one of the same name has taken its place
+            last_steps[event.rank] = event.step, generation
+            alignment = self._optimizers.add(event, generation)
+            if alignment is not None:
+                yield self._seen_now(alignment.show_as(OptimizerView, {}))
         if self._plans.has_stepped(event.rank):
             yield from self._plan_views()
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import Recent, Turns
 from distdiag.events.base import Event
 from distdiag.events.checkpoints import (
     KINDS,
@@ -43,6 +44,9 @@ _NO_STATE: Final = NothingThere(
     "checkpoints", "no state of a rank was given to a distributed checkpoint"
 )
 
+_MOST_OPEN: Final = 1024
+"""So many loads and saves are followed that not all ranks have come to."""
+
 _Key = tuple[str | int, ...]
 
 
@@ -55,9 +59,9 @@ class LoadAligner(Aligner):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._open: dict[_Key, dict[int, Event]] = {}
-        self._expected: dict[_Key, RankSet] = {}
-        self._counts: dict[tuple[int, _Key], int] = {}
+        self._open: Recent[_Key, dict[int, Event]]
+        self._open = Recent(_MOST_OPEN, "loads and saves of states", job.forgotten)
+        self._turns: Turns[_Key] = Turns(len(job.world), _MOST_OPEN, forgotten=job.forgotten)
         self._blind: set[int] = set()
         self._seen: set[type[Event]] = set()
 
@@ -81,12 +85,13 @@ class LoadAligner(Aligner):
             return
         self._seen.add(type(event))
         key = _key_of(event)
-        number = self._counts[event.rank, key] = self._counts.get((event.rank, key), 0) + 1
-        key = (*key, number)
-        self._expected.setdefault(key, _expected(event) or self.job.world)
-        by_rank = self._open.setdefault(key, {})
+        number = self._turns.next(key, event.rank)
+        if number is None:
+            return
+        key = (*key, number + 1)
+        by_rank = self._open.of(key, dict)
         by_rank[event.rank] = event
-        if by_rank.keys() >= self._expected[key]:
+        if by_rank.keys() >= self._expected(by_rank):
             yield self._view(key, self._open.pop(key))
 
     def end(self) -> Iterator[View]:
@@ -96,7 +101,11 @@ class LoadAligner(Aligner):
 
     def _view(self, key: _Key, by_rank: dict[int, Any]) -> View:
         kind = _VIEWS[type(next(iter(by_rank.values())))]
-        return kind("load", key, by_rank, self._expected[key])
+        return kind("load", key, by_rank, self._expected(by_rank))
+
+    def _expected(self, by_rank: Mapping[int, Event]) -> RankSet:
+        first = next(iter(by_rank.values()))
+        return RankSet(first.members) if isinstance(first, StateSaved) else self.job.world
 
 
 def _key_of(event: Event) -> _Key:
@@ -111,7 +120,3 @@ def _key_of(event: Event) -> _Key:
         case StateSaved():
             return (kind, *event.members)
     return (kind,)
-
-
-def _expected(event: Event) -> RankSet | None:
-    return RankSet(event.members) if isinstance(event, StateSaved) else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from distdiag.engine.bounded import MOST_FOLLOWED, Forgotten, Recent, Turns
 from distdiag.engine.models.replicas import InferredReplicas, ParallelGroups
 from distdiag.events.base import CallSite, Event
 from distdiag.events.models import (
@@ -81,38 +82,63 @@ Key = tuple[str, Moment, int, int]
 
 
 @dataclass(slots=True)
-class RankModels:
-    """The models of one rank as far as they have been reported."""
+class _Reported:
+    """One model of one rank; `counts` says how often a moment came in the last step that had it."""
 
-    plans: dict[str, tuple[TensorPlan, ...]] = field(default_factory=dict)
-    _plan_parts: dict[str, list[TensorPlan]] = field(default_factory=dict)
-    _state_parts: dict[tuple[str, Moment], list[Content | None]] = field(default_factory=dict)
-    _counts: dict[tuple[str, Moment, int], int] = field(default_factory=dict)
+    plans: tuple[TensorPlan, ...] = ()
+    plan_parts: list[TensorPlan] = field(default_factory=list)
+    state_parts: dict[Moment, list[Content | None]] = field(default_factory=dict)
+    counts: dict[Moment, tuple[int, int]] = field(default_factory=dict)
+
+
+class RankModels:
+    """The newest models of one rank as far as they have been reported."""
+
+    def __init__(self, forgotten: Forgotten | None = None) -> None:
+        """Begin with none; `forgotten` is told of those that are too many."""
+        self._models: Recent[str, _Reported] = Recent(MOST_FOLLOWED, "models", forgotten)
+
+    @property
+    def plans(self) -> dict[str, Plans]:
+        """The plans of all models that have one."""
+        return {name: model.plans for name, model in self._models.items() if model.plans}
+
+    def plan_of(self, model: str) -> Plans:
+        """Return the plan of a model, as it was reported last; empty if there is none."""
+        known = self._models.get(model)
+        return known.plans if known is not None else ()
 
     def add_plan(self, event: ModelPlan) -> bool:
         """Take in a part of a plan; return whether the plan is complete now."""
-        parts = self._plan_parts.setdefault(event.model, [])
+        model = self._models.of(event.model, _Reported)
+        parts = model.plan_parts
         if event.first == 0:
             parts.clear()
         parts += event.tensors
         if event.first + len(event.tensors) < event.total or len(parts) != event.total:
             return False
-        self.plans[event.model] = tuple(parts)
+        model.plans = tuple(parts)
+        parts.clear()
         return True
 
     def add_state(self, event: ModelState) -> tuple[Key, list[Content | None]] | None:
         """Take in a part of a state; return the state when it is complete and its plan is known."""
-        parts = self._state_parts.setdefault((event.model, event.moment), [])
+        if event.model not in self._models:
+            return None
+        model = self._models.of(event.model, _Reported)
+        parts = model.state_parts.setdefault(event.moment, [])
         if event.first == 0:
             parts.clear()
         parts += event.contents
         if event.first + len(event.contents) < event.total or len(parts) != event.total:
             return None
-        if len(self.plans.get(event.model, ())) != event.total:
+        del model.state_parts[event.moment]
+        if len(model.plans) != event.total:
             return None
-        seen = (event.model, event.moment, event.step)
-        count = self._counts[seen] = self._counts.get(seen, -1) + 1
-        return (*seen, count), list(parts)
+        step, count = model.counts.get(event.moment, (event.step, -1))
+        count = count + 1 if step == event.step else 0
+        model.counts[event.moment] = event.step, count
+        return (event.model, event.moment, event.step, count), parts
 
 
 # Compares plans, contents and gradients of all ranks.
@@ -120,6 +146,7 @@ class RankModels:
 FEWEST: Final = 8
 MOST_OPEN: Final = 16
 """So many moments may wait for further ranks; the oldest are given up."""
+_MOST_BEGUN: Final = 4 * MOST_FOLLOWED
 
 ROUNDING: Final = {
     Moment.START: -1.0,
@@ -149,18 +176,28 @@ class _State:
 class Models:
     """Feed the events of models as they come; each yields the views that it completes."""
 
-    def __init__(self, parallel: ParallelGroups | None = None) -> None:
+    def __init__(
+        self,
+        parallel: ParallelGroups | None = None,
+        *,
+        num_ranks: int = 0,
+        forgotten: Forgotten | None = None,
+    ) -> None:
         """Know of no model yet; `parallel` sees what all ranks hold in their first steps."""
         self._parallel = parallel or ParallelGroups()
         self._inferred = InferredReplicas()
+        self._forgotten = forgotten
         self._ranks: dict[int, RankModels] = {}
         self._open: dict[Key, dict[int, _State]] = {}
-        self._begun: dict[tuple[int, str], int] = {}
-        self._starts: dict[tuple[str, int], dict[int, tuple[Plans, CallSite]]] = {}
-        self._gradients: dict[tuple[int, str], tuple[int, _State]] = {}
-        self._scalings: dict[tuple[str, int], dict[int, float]] = {}
-        self._shown: set[tuple[str, Moment, ReplicaEvidence, RankSet, bool]] = set()
-        self._alike: dict[tuple[str, str, RankSet], int] = {}
+        self._begun: Turns[str] = Turns(num_ranks, _MOST_BEGUN, forgotten=forgotten)
+        self._starts: Recent[tuple[str, int], dict[int, tuple[Plans, CallSite]]]
+        self._starts = Recent(MOST_FOLLOWED)
+        self._gradients: Recent[str, dict[int, tuple[int, _State]]] = Recent(MOST_FOLLOWED)
+        self._scalings: Recent[tuple[str, int], dict[int, float]] = Recent(MOST_FOLLOWED)
+        self._shown: Recent[str, set[tuple[Moment, ReplicaEvidence, RankSet, bool]]]
+        self._shown = Recent(_MOST_BEGUN)
+        # Longer than plans: what is compared was begun, and alike then if it was.
+        self._alike: Recent[str, dict[tuple[str, RankSet], int]] = Recent(_MOST_BEGUN)
         self.compared: set[Moment] = set()
         """The moments at which copies of a tensor were put side by side."""
 
@@ -178,7 +215,7 @@ class Models:
         return {rank: models.plans for rank, models in self._ranks.items()}
 
     def _of(self, rank: int) -> RankModels:
-        return self._ranks.setdefault(rank, RankModels())
+        return self._ranks.setdefault(rank, RankModels(self._forgotten))
 
     def plans_of(self, rank: int) -> Iterator[TensorPlan]:
         """Yield the plans of all tensors of a rank, as it reported them last."""
@@ -189,10 +226,11 @@ class Models:
 
     def _plans(self, event: ModelPlan) -> Iterator[ModelViews]:
         """Compare the plans with which a model was begun; it may begin again, wrapped anew."""
-        begun = (event.rank, event.model)
-        count = self._begun[begun] = self._begun.get(begun, -1) + 1
-        starts = self._starts.setdefault((event.model, count), {})
-        starts[event.rank] = (self._of(event.rank).plans[event.model], event.site)
+        count = self._begun.next(event.model, event.rank)
+        if count is None:
+            return
+        starts = self._starts.of((event.model, count), dict)
+        starts[event.rank] = (self._of(event.rank).plan_of(event.model), event.site)
         groups = {frozenset(kept_ranks(plans)) for plans, _ in starts.values()}
         for group in sorted(groups, key=sorted):
             if len(group) > 1 and event.rank in group and group <= starts.keys():
@@ -208,7 +246,7 @@ class Models:
         if complete is None:
             return
         key, contents = complete
-        state = _State(models.plans[event.model], contents, event.site)
+        state = _State(models.plan_of(event.model), contents, event.site)
         yield from self._gradient(event, state)
         if event.moment is Moment.BACKWARD:
             return
@@ -283,23 +321,24 @@ class Models:
     def _judge_group(self, view: ReplicaView, names: Mapping[str, Seen]) -> Iterator[ModelViews]:
         """Show what differs: once what was alike before, and once what never was."""
         differing: dict[bool, list[tuple[Disagreement, int | None]]] = {True: [], False: []}
+        alike = self._alike.of(view.model, dict)
         for name, seen in names.items():
             plan = next(iter(seen.values()))[0]
             is_kept = plan.is_parameter or plan.is_routing_bias
             if view.moment not in (Moment.START, Moment.EVALUATION) and not is_kept:
                 continue  # statistics of the data that each rank has seen
             found = Disagreement(plan, {rank: content for rank, (_, content) in seen.items()})
-            place = (view.model, f"{view.moment}:{name}", view.ranks)
+            place = (f"{view.moment}:{name}", view.ranks)
             if is_alike(found.by_rank):
-                self._alike[place] = view.step
+                alike[place] = view.step
             elif are_comparable(found.by_rank) and found.difference > ROUNDING[view.moment]:
-                start = self._alike.get((view.model, f"{Moment.START}:{name}", view.ranks))
-                alike_at = self._alike.get(place, start)
+                start = alike.get((f"{Moment.START}:{name}", view.ranks))
+                alike_at = alike.get(place, start)
                 differing[alike_at is None].append((found, alike_at))
         for is_new, pairs in differing.items():
-            shown = (view.model, view.moment, view.evidence, view.ranks, is_new)
-            if pairs and shown not in self._shown:
-                self._shown.add(shown)
+            shown = (view.moment, view.evidence, view.ranks, is_new)
+            if pairs and shown not in self._shown.get(view.model, ()):
+                self._shown.of(view.model, set).add(shown)
                 known = [step for _, step in pairs if step is not None]
                 tensors = tuple(found for found, _ in pairs)
                 yield replace(view, tensors=tensors, alike_at=max(known, default=None))
@@ -307,16 +346,16 @@ class Models:
     # Gradients
 
     def _gradient(self, event: ModelState, state: _State) -> Iterator[ModelViews]:
-        place = (event.rank, event.model)
+        gradients = self._gradients.of(event.model, dict)
         if event.moment is Moment.BACKWARD:
-            self._gradients[place] = (event.step, state)
+            gradients[event.rank] = (event.step, state)
         elif event.moment is Moment.GRADIENT:
-            step, before = self._gradients.get(place, (-1, state))
+            step, before = gradients.get(event.rank, (-1, state))
             factor = scaling(before.contents, state.contents) if step == event.step else None
             group = kept_ranks(state.plans)
             if factor is None or len(group) < 2:
                 return
-            by_rank = self._scalings.setdefault((event.model, event.step), {})
+            by_rank = self._scalings.of((event.model, event.step), dict)
             by_rank[event.rank] = factor
             if group <= by_rank.keys():
                 del self._scalings[event.model, event.step]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from distdiag.engine.bounded import MOST_FOLLOWED, Forgotten, SinceFirst
 from distdiag.events.base import CallSite
 from distdiag.events.models import MOST_NAMES, OptimizerState, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
@@ -35,15 +36,19 @@ class _Seen:
 class Untrained:
     """Collect the samples; what never had a gradient is known at the end."""
 
-    def __init__(self) -> None:
-        self._seen: dict[str, dict[int, _Seen]] = {}
+    def __init__(self, forgotten: Forgotten | None = None) -> None:
+        """Begin with none; `forgotten` is told of optimizers that are too many."""
+        self._seen: SinceFirst[str, dict[int, _Seen]]
+        self._seen = SinceFirst(MOST_FOLLOWED, "optimizers", forgotten)
 
     def add(self, state: OptimizerState) -> None:
         """Take in a sample, if some of the parameters had a gradient that the others could have."""
         is_idle = state.num_without_gradient == state.num_parameters or not state.num_backwards
         if is_idle or state.num_foreign:
             return
-        ranks = self._seen.setdefault(state.optimizer, {})
+        ranks = self._seen.find(state.optimizer, dict)
+        if ranks is None:
+            return
         seen = ranks.get(state.rank)
         if seen is None:
             lacking = dict.fromkeys(state.without_gradient)

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.engine.collectives.traffic import Traffic, carried_bytes, element_bytes
 from distdiag.engine.ranks import RECORDS_OF_CALLS
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated
-from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
+from distdiag.events.lifecycle import EventsLost, Finished, ProbeDisabled, StepEnd
 from distdiag.events.models import Content, Moment, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.experts import is_of_expert, layer_of, spreading_routers
@@ -40,6 +41,7 @@ def _digests(copies: Copies) -> set[str]:
 
 FIRST_STEPS: Final = 3
 _LEAST_BYTES: Final = 256
+_OF_THE_DEFAULT: Final = ("init_process_group", "destroy_process_group")
 _REDUCING: Final = ("all_reduce", "reduce_scatter")
 
 Held = Mapping[str, tuple[TensorPlan, Content]]
@@ -71,7 +73,8 @@ class ParallelGroups:
 
     def feed_group(self, event: GroupCreated) -> None:
         """Take note of a group that is made; those made by one line in one way are a family."""
-        if event.done or event.api in ("init_process_group", "destroy_process_group"):
+        is_new = not event.done and event.api not in _OF_THE_DEFAULT
+        if not is_new or event.step > FIRST_STEPS:  # what it carries later is not counted
             return
         where = event.site.location
         line = (where.file, where.line) if where is not None else None
@@ -232,13 +235,21 @@ _MOVED: Final = 1e-4
 """What decays alone is multiplied by one factor, but for so much of its largest value."""
 
 
+@dataclass(slots=True)
+class _Newest:
+    """What the ranks hold of a model in the last step of which they have reported."""
+
+    step: int = -1
+    held: dict[int, Held] = field(default_factory=dict)
+    sites: dict[int, CallSite] = field(default_factory=dict)
+
+
 class InferredReplicas:
     """Compares biases and routers beside weights that ranks train together."""
 
     def __init__(self) -> None:
-        self._starts: dict[str, dict[int, Held]] = {}
-        self._samples: dict[str, tuple[int, dict[int, Held]]] = {}
-        self._sites: dict[tuple[str, int], CallSite] = {}
+        self._starts: Recent[str, dict[int, Held]] = Recent(MOST_FOLLOWED)
+        self._samples: Recent[str, _Newest] = Recent(MOST_FOLLOWED)
         self._shown: set[tuple[str, ReplicaEvidence, tuple[int, ...]]] = set()
 
     def add(
@@ -253,20 +264,22 @@ class InferredReplicas:
         if moment not in (Moment.START, Moment.STEP):
             return
         held = {plan.name: (plan, content) for plan, content in pairs if not plan.tied_to}
-        start = self._starts.setdefault(model, {})
+        start = self._starts.of(model, dict)
         if moment is Moment.START:
             start[rank] = held
             return
-        last, now = self._samples.get(model, (-1, {}))
-        if step > last:  # what ranks have reported of an earlier step is given up
-            now = {}
-        if step >= last:
-            self._samples[model] = step, now | {rank: held}
-            self._sites[model, rank] = site
-            yield from self._views(model)
+        newest = self._samples.of(model, _Newest)
+        if step > newest.step:  # what ranks have reported of an earlier step is given up
+            newest.step, newest.held = step, {}
+        if step == newest.step:
+            newest.held[rank] = held
+            newest.sites[rank] = site
+            yield from self._views(model, start, newest)
 
-    def _views(self, model: str) -> Iterator[ReplicaView]:
-        start, (step, now) = self._starts[model], self._samples[model]
+    def _views(
+        self, model: str, start: Mapping[int, Held], newest: _Newest
+    ) -> Iterator[ReplicaView]:
+        step, now = newest.step, newest.held
         if now.keys() != start.keys():
             return
         for evidence, ranks, found in (*_biases(start, now), *_routers(start, now)):
@@ -281,7 +294,7 @@ class InferredReplicas:
                     tensors=found,
                     num_compared=len(found),
                     alike_at=0,
-                    sites={rank: self._sites[model, rank] for rank in ranks},
+                    sites={rank: newest.sites[rank] for rank in ranks},
                 )
 
 
@@ -435,7 +448,7 @@ class _Pending:
 class UnsyncedReplicas:
     """Finds copies between whose ranks nothing has passed, after many steps or at the end."""
 
-    needs = (Collective, Finished, GroupCreated, ProbeDisabled, StepEnd)
+    needs = (Collective, EventsLost, Finished, GroupCreated, ProbeDisabled, StepEnd)
 
     def __init__(self) -> None:
         self.parallel = ParallelGroups()
@@ -459,6 +472,8 @@ class UnsyncedReplicas:
             case Finished(exit_status=0):
                 self._finished.add(event.rank)
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
+                self._is_blind = True
+            case EventsLost():
                 self._is_blind = True
 
     def note(self, view: ReplicaView) -> None:

@@ -5,6 +5,7 @@ from typing import Final
 
 from distdiag.checks.ckp.overwritten_weights import SavedWeightsView
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.engine.models.models import RankModels
 from distdiag.events.base import Event
 from distdiag.events.checkpoints import SavedWeight, WeightsSaved
@@ -17,10 +18,13 @@ _NO_SAVE: Final = NothingThere(
     "checkpoints", "no weights were given to a distributed checkpoint as plain tensors"
 )
 _STARTED_APART: Final = "these ranks began with different values of it"
+_FORGOTTEN: Final = "what ranks began with is not known any more"
 _DECLARED_OWN: Final = "the program says that each rank has its own"
 
-_Starts = dict[str, dict[str, tuple[Content, bool]]]
-"""By model and parameter: what it held at first, and whether it was declared the rank's own."""
+_Start = dict[str, tuple[Content, bool]]
+"""By parameter: what it held at first, and whether it was declared the rank's own."""
+_Starts = dict[str, _Start]
+"""The same of the newest models, by their names."""
 
 
 class SavedWeightsAligner(Aligner):
@@ -32,8 +36,9 @@ class SavedWeightsAligner(Aligner):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._parts: dict[int, RankModels] = {}
-        self._starts: dict[int, _Starts] = {}
-        self._open: dict[tuple[int, ...], dict[int, tuple[WeightsSaved, _Starts]]] = {}
+        self._starts: dict[int, Recent[str, _Start]] = {}
+        self._open: Recent[tuple[int, ...], dict[int, tuple[WeightsSaved, _Starts]]]
+        self._open = Recent(MOST_FOLLOWED, "saves of weights", job.forgotten)
         self._blind: set[int] = set()
         self._has_seen = False
 
@@ -54,7 +59,7 @@ class SavedWeightsAligner(Aligner):
             case ModelState(moment=Moment.START):
                 self._feed_start(event)
             case WeightsSaved():
-                by_rank = self._open.setdefault((event.number, *event.members), {})
+                by_rank = self._open.of((event.number, *event.members), dict)
                 # Models that this rank has begun since are none that it saved.
                 by_rank[event.rank] = event, dict(self._starts.get(event.rank, {}))
                 if by_rank.keys() >= set(event.members):
@@ -68,14 +73,18 @@ class SavedWeightsAligner(Aligner):
         parts = self._parts.setdefault(event.rank, RankModels())
         complete = parts.add_state(event)
         if complete is not None:
-            self._starts.setdefault(event.rank, {})[event.model] = {
+            plans = parts.plan_of(event.model)
+            starts = self._starts.setdefault(event.rank, Recent(MOST_FOLLOWED))
+            starts.pop(event.model, None)
+            starts[event.model] = {
                 plan.name: (
                     content,
                     plan.is_ignored or plan.evidence is ReplicaEvidence.OWN,
                 )
-                for plan, content in zip(parts.plans[event.model], complete[1], strict=True)
+                for plan, content in zip(plans, complete[1], strict=True)
                 if content is not None and plan.is_parameter
             }
+            starts.shrink()
 
 
 def _own(saves: Mapping[int, WeightsSaved], starts: list[_Starts]) -> dict[str, str]:
@@ -86,7 +95,10 @@ def _own(saves: Mapping[int, WeightsSaved], starts: list[_Starts]) -> dict[str, 
 
 def _reason(weight: SavedWeight, starts: list[_Starts]) -> str:
     """Say how it is known that ranks have parameters of their own under a key; empty: it is not."""
+    is_full = any(len(start) >= MOST_FOLLOWED for start in starts)
     if weight.model:
+        if is_full and not all(weight.model in start for start in starts):
+            return _FORGOTTEN
         held = [start.get(weight.model, {}).get(weight.name) for start in starts]
         return _reason_of([each for each in held if each is not None])
     # The key of a copy has the name at its end, below those of dicts and wrappers.
@@ -100,6 +112,8 @@ def _reason(weight: SavedWeight, starts: list[_Starts]) -> str:
             held = [s.get(model, {}).get(name) for s in starts]
             reasons.add(_reason_of([each for each in held if each is not None]))
     # Of several models with this name the key does not tell which one is meant.
+    if not reasons and is_full:
+        return _FORGOTTEN
     return reasons.pop() if len(reasons) == 1 else ""
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from distdiag.checks.shd.neglected_buffer import Neglect, NeglectedBuffers
 from distdiag.checks.shd.unheld_parameter import Holding, UnheldView
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.engine.models.models import RankModels
 from distdiag.events.base import CallSite, Event
 from distdiag.events.lifecycle import ProbeDisabled
@@ -39,6 +40,9 @@ _UNSHARED: Final = (
     ReplicaEvidence.OTHER_GROUPS,
 )
 """Evidence that does not say that ranks train one parameter together."""
+
+_Entries = Mapping[str, Mapping[int, int]]
+"""How many parameters of models optimizers hold, by their names and by rank."""
 
 Lives = Mapping[str, Sequence[Content]]
 """What buffers of one rank held at the same steps."""
@@ -94,8 +98,8 @@ class WriteAligner(Aligner):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._parts: dict[int, RankModels] = {}
-        self._kept: dict[str, dict[int, _Kept]] = {}
-        self._entries: dict[tuple[int, str], int] = {}
+        self._kept: Recent[str, dict[int, _Kept]] = Recent(MOST_FOLLOWED)
+        self._entries: Recent[str, dict[int, int]] = Recent(4 * MOST_FOLLOWED)
         self._shown: set[object] = set()
         self._is_judged = False
         self._blind: set[int] = set()
@@ -116,7 +120,7 @@ class WriteAligner(Aligner):
                 self._blind.add(event.rank)
             case OptimizerState():
                 num_known = event.num_parameters - event.num_foreign
-                self._entries[event.rank, event.optimizer] = num_known
+                self._entries.of(event.optimizer, dict)[event.rank] = num_known
             case ModelPlan():
                 self._feed_plan(event)
             case ModelState(moment=Moment.STEP | Moment.GRADIENT):
@@ -126,18 +130,20 @@ class WriteAligner(Aligner):
         parts = self._parts.setdefault(event.rank, RankModels())
         if not parts.add_plan(event):
             return
-        ranks = self._kept.setdefault(event.model, {})
+        ranks, plans = self._kept.of(event.model, dict), parts.plan_of(event.model)
         if event.moment is Moment.START or event.rank not in ranks:
-            ranks[event.rank] = _Kept(parts.plans[event.model])
+            ranks[event.rank] = _Kept(plans)
         else:
-            ranks[event.rank].plans = parts.plans[event.model]
+            ranks[event.rank].plans = plans
 
     def _feed_state(self, event: ModelState) -> Iterator[View]:
         complete = self._parts.setdefault(event.rank, RankModels()).add_state(event)
         if complete is None:
             return
-        ranks = self._kept[event.model]
-        kept = ranks[event.rank]
+        ranks = self._kept.of(event.model, dict)
+        kept = ranks.get(event.rank)
+        if kept is None or len(kept.plans) != event.total:
+            return
         kept.add(event, complete[1])
         members = kept.members(self.job.world)
         if event.moment is Moment.STEP and members <= ranks.keys():
@@ -158,9 +164,7 @@ class WriteAligner(Aligner):
 # Parameters that are in no optimizer of some ranks.
 
 
-def _unheld(
-    model: str, group: Mapping[int, _Kept], entries: Mapping[tuple[int, str], int]
-) -> UnheldView:
+def _unheld(model: str, group: Mapping[int, _Kept], entries: _Entries) -> UnheldView:
     by_name: dict[str, dict[int, TensorPlan]] = {}
     for rank, kept in group.items():
         for plan in kept.plans:
@@ -201,13 +205,13 @@ def _sharing(plan: TensorPlan) -> set[int]:
     return known if plan.evidence in _UNSHARED else known.union(plan.replicas)
 
 
-def _holdings(rank: int, kept: _Kept, entries: Mapping[tuple[int, str], int]) -> Iterator[Holding]:
+def _holdings(rank: int, kept: _Kept, entries: _Entries) -> Iterator[Holding]:
     names: dict[str, list[str]] = {}
     for plan in kept.plans:
         for owner in plan.owners if not plan.tied_to else ():
             names.setdefault(owner, []).append(plan.name)
     for owner, held in names.items():
-        yield Holding(owner, entries.get((rank, owner), len(held)), tuple(held))
+        yield Holding(owner, entries.get(owner, {}).get(rank, len(held)), tuple(held))
 
 
 # Buffers that live otherwise than those of like modules.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.bounded import MOST_FOLLOWED, SinceFirst
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
 from distdiag.events.ranks import RankSet
@@ -65,7 +66,8 @@ class RoutingAligner(Aligner):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._models: dict[str, _Known] = {}
+        self._models: SinceFirst[str, _Known]
+        self._models = SinceFirst(MOST_FOLLOWED, "models with experts", job.forgotten)
         self._reached: dict[int, int] = dict.fromkeys(job.world, 0)
         self._finished: set[int] = set()
         self._blind: set[int] = set()
@@ -91,20 +93,11 @@ class RoutingAligner(Aligner):
         match event:
             case ProbeDisabled(probe="routing"):
                 self._blind.add(event.rank)
-            case Routing():
-                known = self._models.setdefault(event.model, _Known())
-                known.ranks.add(event.rank)
-                known.is_repeated |= event.is_recompute
-                known.steps.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
-            case CounterWritten():
-                known = self._models.setdefault(event.model, _Known())
-                known.ranks.add(event.rank)
-                known.is_repeated |= event.is_recompute
-                known.counters.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
-            case AuxLoss():
-                known = self._models.setdefault(event.model, _Known())
-                known.ranks.add(event.rank)
-                _keep(known, event)
+            case Routing() | CounterWritten() | AuxLoss():
+                known = self._models.find(event.model, _Known)
+                if known is not None:
+                    known.ranks.add(event.rank)
+                    _take_in(known, event)
             case StepEnd():
                 self._reached[event.rank] = event.step
                 if self._models:
@@ -150,6 +143,17 @@ class RoutingAligner(Aligner):
             if len({event.chosen for event in divergence.by_rank.values()}) > 1:
                 known.divergences.append(divergence)
         del known.reroutings[_MOST_KEPT:], known.divergences[_MOST_KEPT:]
+
+
+def _take_in(known: _Known, event: Routing | CounterWritten | AuxLoss) -> None:
+    if isinstance(event, AuxLoss):
+        _keep(known, event)
+        return
+    known.is_repeated |= event.is_recompute
+    if isinstance(event, Routing):
+        known.steps.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
+    else:
+        known.counters.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
 
 
 def _keep(known: _Known, event: AuxLoss) -> None:
