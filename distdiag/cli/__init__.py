@@ -18,6 +18,7 @@ USAGE_STATUS: Final = 2
 _COMMANDS: Final = {
     "analyze": "analyze",
     "baseline": "baseline",
+    "case": "case",
     "check": "check",
     "compare": "compare",
     "demo": "demo",

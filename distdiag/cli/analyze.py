@@ -61,7 +61,7 @@ def _ranks_by_file(
     callback=_ranks_by_file,
     help="The rank of a dump, if neither the name nor the content of FILE says it.",
 )
-@report_option
+@report_option()
 @verbose_option
 @quiet_option
 @baseline_option

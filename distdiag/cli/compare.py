@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from distdiag.cli.show import format_option
 from distdiag.comparison import compare, facts_of, own_facts
 from distdiag.comparison.text import json_of, text_of
 from distdiag.events.errors import UsageError
@@ -14,9 +15,7 @@ from distdiag.events.errors import UsageError
 @click.option(
     "--env", "is_capture", is_flag=True, help="Print a capture of this environment, for later."
 )
-@click.option(
-    "--format", "name", type=click.Choice(["text", "json"]), default="text", help="How [text]."
-)
+@format_option(["text", "json"], "text")
 @click.option("--all", "is_all", is_flag=True, help="Show all differences and all their lines.")
 def command(runs: tuple[Path, ...], *, is_capture: bool, name: str, is_all: bool) -> int:
     """Show what differs between two runs, the likely causes first.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from distdiag.cli.show import format_option
 from distdiag.diagnosis.context import read_context
 from distdiag.diagnosis.diagnose import diagnose
 from distdiag.diagnosis.show import FORMATS
@@ -16,17 +17,12 @@ _INSUFFICIENT_STATUS = 3
 @click.command("diagnose")
 @click.argument("context", type=click.Path(path_type=Path), metavar="CONTEXT.json")
 @click.option(
-    "--output",
+    *("-o", "--output"),
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Write the answer here, and only its summary to stdout.",
 )
-@click.option(
-    "--format",
-    "name",
-    type=click.Choice(list(FORMATS)),
-    help="How to write the answer [that of the context, else json].",
-)
+@format_option(FORMATS, None, "How to write the answer [that of the context, else json].")
 def command(context: Path, output: Path | None, name: str | None) -> int:
     """Say why a training is wrong, from its artifacts.
 

@@ -7,6 +7,7 @@ from typing import Final, TypedDict, Unpack
 
 import click
 
+from distdiag.cli.show import format_option
 from distdiag.events.errors import UsageError
 from distdiag.live.hosts import ask_hosts, split_hosts, split_words
 from distdiag.live.job_dump import JobDump, NodeDump, jobs_of, prepare, save, take_dump
@@ -30,7 +31,7 @@ class _Options(TypedDict):
     timeout_s: int
     out: Path | None
     all_threads: bool
-    as_json: bool
+    name: str
 
 
 @click.command("dump")
@@ -64,12 +65,12 @@ class _Options(TypedDict):
     help="Give up on the ranks of a host after this time [20].",
 )
 @click.option(
-    "--out",
+    *("-o", "--output", "--out", "out"),
     type=click.Path(path_type=Path),
     help="Keep the stacks of each rank in this new folder, for distdiag analyze.",
 )
 @click.option("--all-threads", is_flag=True, help="Show the other threads, too.")
-@click.option("--json", "as_json", is_flag=True, help="Write the stacks as one line of JSON.")
+@format_option(["text", "json"], "text", "How to write the stacks; JSON is one line")
 def command(**options: Unpack[_Options]) -> int:
     """Show where the ranks of a running job are.
 
@@ -86,7 +87,7 @@ def command(**options: Unpack[_Options]) -> int:
     else:
         dumps, is_complete = [_of_this_node(options)], True
     jobs = jobs_of(dumps)
-    if options["as_json"]:
+    if options["name"] == "json":
         ranks = tuple(stacks for dumped in jobs for stacks in dumped.ranks.values())
         click.echo(NodeDump(hostname=platform.node(), ranks=ranks).to_json())
     else:

@@ -8,6 +8,7 @@ import msgspec
 
 from distdiag.checks import Check
 from distdiag.cli.explain import catalogue, first_line
+from distdiag.cli.show import format_option
 from distdiag.findings.known_faults import known_faults as read_faults
 from distdiag.lint.base import Rule
 
@@ -16,11 +17,11 @@ from distdiag.lint.base import Rule
 @click.option(
     "--known-faults", is_flag=True, help="List the well-known faults of others in their place."
 )
-@click.option("--json", "is_json", is_flag=True, help="Write JSON, for other programs.")
-def command(*, known_faults: bool, is_json: bool) -> None:
+@format_option(["text", "json"], "text")
+def command(*, known_faults: bool, name: str) -> None:
     """List all checks. Only `distdiag lint` finds those marked static."""
     rows = _faults() if known_faults else _checks()
-    if is_json:
+    if name == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=1))
     elif known_faults:
         _list_faults()

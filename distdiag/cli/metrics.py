@@ -11,7 +11,7 @@ from typing import Final, TypedDict, Unpack
 import click
 import msgspec
 
-from distdiag.cli.show import tell
+from distdiag.cli.show import format_option, tell
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Severity
 from distdiag.metrics.assertions import check
@@ -38,7 +38,7 @@ class _Options(TypedDict):
     logs: tuple[Path, ...]
     compared: tuple[Path, Path] | None
     assertions: tuple[str, ...]
-    output: str
+    name: str
     picture: Path | None
     names: tuple[str, ...]
 
@@ -61,13 +61,7 @@ class _Options(TypedDict):
     help="Exit with 1 unless this holds: no-nan, no-collapse:100, no-divergence, no-spike, "
     "no-slowdown, no-warning, 'loss<3.5'.",
 )
-@click.option(
-    "--format",
-    "output",
-    type=click.Choice(["terminal", "json"]),
-    default="terminal",
-    help="How to write it [terminal].",
-)
+@format_option(["terminal", "json"], "terminal")
 @click.option(
     "--picture",
     type=click.Path(path_type=Path),
@@ -109,7 +103,7 @@ def command(**options: Unpack[_Options]) -> int:
         comparison=comparison,
         problems=tuple(problems),
     )
-    _write(all_shown, runs, options["output"])
+    _write(all_shown, runs, options["name"])
     return int(judgement.has_error or not all(verdict.holds for verdict in verdicts))
 
 

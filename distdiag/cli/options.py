@@ -185,7 +185,7 @@ _COMPARE_OPTIONS: Final = (
     click.option(
         "--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here."
     ),
-    report_option,
+    report_option(),
     verbose_option,
     click.argument("script", type=click.Path(path_type=Path)),
     click.argument("script_args", nargs=-1, type=click.UNPROCESSED),

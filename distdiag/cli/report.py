@@ -9,10 +9,10 @@ import click
 from distdiag.cli.runs import newest_run, runs_below
 from distdiag.cli.show import (
     baseline_option,
-    known_formats,
     quiet_option,
     reasons_of,
     report_of_name,
+    report_option,
     save_report,
     show_report,
     verbose_option,
@@ -29,11 +29,13 @@ from distdiag.reports.words import by_severity, ending_of, found_phrase
 
 REPLAY: Final = "pytest"
 """The word for a test that replays a finding; it is no form of a report."""
+TENSORBOARD: Final = "tensorboard"
+"""The word for event files: a folder of them, and no text."""
 
 
 class _Options(TypedDict):
     path: Path | None
-    names: tuple[str, ...]
+    report_formats: tuple[str, ...]
     output: Path | None
     traces: tuple[Path, ...]
     baseline: Path | None
@@ -44,14 +46,7 @@ class _Options(TypedDict):
 
 @click.command("report")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option(
-    *("--format", "--report", "names"),
-    multiple=True,
-    default=("terminal",),
-    metavar="NAMES",
-    help="Show it as terminal, json, html, github, sarif, junit, markdown or perfetto [terminal]; "
-    "pytest writes a test that replays a finding of collectives.",
-)
+@report_option(REPLAY, TENSORBOARD)
 @click.option(
     *("-o", "--output"),
     type=click.Path(path_type=Path),
@@ -78,14 +73,18 @@ def command(**options: Unpack[_Options]) -> int:
     """Show the report of a run again.
 
     PATH is a report.json, a run directory, or a folder of them; without it the newest run below
-    ./distdiag-runs is taken. Exits as the run did: with the status of the script if that failed,
-    with 1 if a finding reaches --fail-on, else with 0.
+    ./distdiag-runs is taken. `--format pytest` writes a test that replays a finding of
+    collectives, `--format tensorboard -o FOLDER` event files with the curves and the findings.
+    Exits as the run did: with the status of the script if that failed, with 1 if a finding reaches
+    --fail-on, else with 0.
     """
     path = options["path"] or newest_run()
-    if options["names"] == (REPLAY,):
+    if options["report_formats"] == (REPLAY,):
         click.echo(replay_source(path), nl=False)
         return 0
-    formats = known_formats(options["names"])
+    if options["report_formats"] == (TENSORBOARD,):
+        return _write_event_files(path, options)
+    formats = options["report_formats"]
     if options["output"] is not None and len(formats) > 1:
         raise UsageError("--output takes one format")
     if options["traces"] and "perfetto" not in formats:
@@ -109,6 +108,18 @@ def _read(path: Path, options: _Options) -> Report:
         return report
     ignores = Ignores(baseline=reasons_of(options["baseline"]))
     return Gate(options["fail_on"] or report.fail_on, ignores).judged(report)
+
+
+def _write_event_files(path: Path, options: _Options) -> int:
+    from distdiag.metrics.event_writer import write_event_files
+
+    folder = options["output"]
+    if folder is None:
+        raise UsageError("--format tensorboard needs a folder: -o FOLDER")
+    report = _read(path, options)
+    num_files = write_event_files(report, path if path.is_dir() else path.parent, folder)
+    click.echo(f"distdiag: {num_files} event files below {visible(str(folder))}", err=True)
+    return report.exit_status or 0
 
 
 def _show(path: Path, options: _Options, formats: Sequence[str]) -> int:

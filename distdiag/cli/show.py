@@ -6,8 +6,10 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
 from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from distdiag.events.errors import UsageError
 from distdiag.findings.baseline import read_baseline
@@ -36,16 +38,78 @@ def known_formats(text: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-report_option = click.option(
-    "--report",
-    "report_formats",
-    multiple=True,
-    default=("terminal",),
-    metavar="NAMES",
-    callback=lambda _ctx, _param, names: known_formats(names),
-    help="Show the report as terminal, json, html, github, sarif, junit, ... [terminal].",
-)
-"""The option that says how to show a report: a tuple of names."""
+F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
+
+_JSON: Final = "distdiag.json"
+
+
+def _json_option(f: F) -> F:
+    """Give a command ``--json``, which `_or_json` looks at: it is read before ``--format``."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=lambda ctx, _param, value: ctx.meta.update({_JSON: value}),
+        help="The same as --format json.",
+    )(f)
+
+
+def _or_json(ctx: click.Context, param: click.Parameter, value: V) -> V | Literal["json"]:
+    if not ctx.meta.get(_JSON):
+        return value
+    if ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--json and --format exclude each other", ctx)
+    return "json"
+
+
+def format_option(
+    names: Iterable[str], default: str | None, text: str = "How to write it"
+) -> Callable[[F], F]:
+    """Return what gives a command ``--format`` and ``--json``, as its parameter `name`."""
+    shown = f"{text} [{default}]." if default else text
+
+    def decorate(f: F) -> F:
+        choice = click.Choice(list(names))
+        option = click.option(
+            "--format", "name", type=choice, default=default, callback=_or_json, help=shown
+        )
+        return option(_json_option(f))
+
+    return decorate
+
+
+def report_option(*others: str) -> Callable[[F], F]:
+    """Return what gives a command ``--format``, ``--report`` and ``--json``, for `show_report`.
+
+    `others` are names that stand alone, and are no form of a report.
+    """
+
+    def names(
+        ctx: click.Context, param: click.Parameter, given: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        formats = _or_json(ctx, param, given)
+        return given if set(given) <= set(others) else known_formats(formats)
+
+    def decorate(f: F) -> F:
+        option = click.option(
+            *("--format", "--report", "report_formats"),
+            multiple=True,
+            default=("terminal",),
+            metavar="NAMES",
+            callback=names,
+            help=f"Show it as {_shown_names()} [terminal].",
+        )
+        return option(_json_option(f))
+
+    return decorate
+
+
+def _shown_names() -> str:
+    *names, last = reporter_names()
+    return f"{', '.join(names)} or {last}"
+
 
 baseline_option = click.option(
     "--baseline",

@@ -12,6 +12,7 @@ from distdiag.events.environment import FactKind
 from distdiag.events.ranks import RankSet
 
 _CORE: Final = frozenset({"torch", "CUDA of torch", "NCCL", "cuDNN", "Python"})
+CORE_VERSION: Final = "core version"
 _PLACES: Final = frozenset({"host", "number of the GPU", "folder"})
 """They differ from run to run, and seldom matter."""
 _LAUNCHERS: Final = frozenset({"MASTER_ADDR", "PATH", "PYTHONPATH"})
@@ -22,7 +23,7 @@ _ORDER: Final = (
     FactKind.CODE,
     FactKind.SEED,
     FactKind.SETTING,
-    "core version",
+    CORE_VERSION,
     FactKind.VARIABLE,
     PLAN,
     FactKind.DEVICE,
@@ -62,15 +63,16 @@ def compare(a: RunFacts, b: RunFacts) -> tuple[Difference, ...]:
 
 def _place(difference: Difference) -> tuple[int, int, str]:
     step = difference.step if difference.step is not None else 0
-    return (_ORDER.index(_class_of(difference)), step, difference.name)
+    return (_ORDER.index(class_of(difference)), step, difference.name)
 
 
-def _class_of(difference: Difference) -> str:
+def class_of(difference: Difference) -> str:
+    """Return the word by which differences are ordered: their kind, or a part of it."""
     kind, name = difference.kind, difference.name
     if name in _PLACES or name in _LAUNCHERS:
         return "place"
     if kind == FactKind.VERSION and name in _CORE:
-        return "core version"
+        return CORE_VERSION
     values = (difference.before, difference.after)
     if kind == FactKind.VARIABLE and any(value.startswith("digest ") for value in values):
         return "unknown variable"

@@ -46,7 +46,7 @@ def text_of(differences: Sequence[Difference], names: tuple[str, str], *, is_all
 
 def _paragraph(place: int, each: Difference, *, is_all: bool) -> Iterator[str]:
     where = f" ({each.ranks.phrase()})" if each.ranks else ""
-    title = " ".join(filter(None, (_TITLES.get(each.kind, each.kind), each.name)))
+    title = title_of(each)
     if each.kind == "trace":
         when = "before the first step" if each.step == -1 else f"at step {each.step}"
         yield f"{place:3}. {visible(title)} first differ {when}{where}"
@@ -61,6 +61,11 @@ def _paragraph(place: int, each: Difference, *, is_all: bool) -> Iterator[str]:
         yield f"       {_shown(line)}"
     if len(details) < len(each.details):
         yield f"       ... and {len(each.details) - len(details)} more"
+
+
+def title_of(each: Difference) -> str:
+    """Return what differs, such as ``argument --lr``."""
+    return " ".join(filter(None, (_TITLES.get(each.kind, each.kind), each.name)))
 
 
 def _shown(value: str) -> str:

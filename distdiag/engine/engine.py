@@ -10,6 +10,7 @@ from distdiag.config.numerics import USUAL, NumericsConfig
 from distdiag.config.placement_rules import PlacementRule
 from distdiag.engine.aligner import Aligner, CallOrder, Job, find_aligners
 from distdiag.engine.coverage import Coverage
+from distdiag.engine.creations import Creations
 from distdiag.engine.hangs.aligner import CallAligner
 from distdiag.engine.rank_status import RankStatuses
 from distdiag.engine.ranks import RankStates, RankTracker
@@ -56,7 +57,8 @@ class Engine:
         checks of numbers.
         """
         self.world = world
-        self._runner = CheckRunner(checks)
+        self._creations = Creations()
+        self._runner = CheckRunner(checks, self._creations)
         self._trackers = {rank: RankTracker(rank, hang_timeout_s) for rank in world}
         self._now_ns = 0
         self.rank_status = RankStatuses(world)
@@ -157,6 +159,7 @@ class Engine:
             tracker.left_hang = True
         tracker.feed(event, self._now_ns)
         self._coverage.feed(event)
+        self._creations.feed(event)
         if isinstance(event, EventsLost):
             self._resuming.add(event.rank)
             self._forgotten.has_gap = True

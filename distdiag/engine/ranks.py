@@ -15,7 +15,7 @@ from distdiag.events.collectives import (
     GroupCreated,
     GroupProgress,
 )
-from distdiag.events.environment import SourceSeen
+from distdiag.events.environment import NodeClock, SourceSeen
 from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
     ChildEnded,
@@ -137,7 +137,14 @@ class RankTracker:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
         outside = (
-            Stacks | Observed | FaultLogged | ProbeDisabled | NodeLost | ProcessNamed | SourceSeen
+            Stacks
+            | Observed
+            | FaultLogged
+            | ProbeDisabled
+            | NodeLost
+            | ProcessNamed
+            | SourceSeen
+            | NodeClock
         )
         if not isinstance(event, outside):
             self._live(now_ns)

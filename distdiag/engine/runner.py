@@ -5,6 +5,7 @@ from typing import Any
 
 from distdiag.checks.base import Check
 from distdiag.checks.dia.crashed_check import Crash, CrashedCheck
+from distdiag.engine.creations import Creations
 from distdiag.events.base import Event
 from distdiag.findings.finding import Finding, Severity
 from distdiag.findings.store import FindingStore
@@ -15,7 +16,9 @@ from distdiag.views.base import View
 class CheckRunner:
     """The checks of a run. A check that raises is switched off; `disabled` says why, by code."""
 
-    def __init__(self, checks: Iterable[Check[Any]]) -> None:
+    def __init__(self, checks: Iterable[Check[Any]], creations: Creations) -> None:
+        """Show views to these checks; `creations` says where what they name was made."""
+        self._creations = creations
         self.checks = tuple(checks)
         self.disabled: dict[str, str] = {}
         self.store = FindingStore(
@@ -52,7 +55,7 @@ class CheckRunner:
 
     def _ask(self, check: Check[Any], view: View | Event) -> list[Finding]:
         try:
-            return list(check.check(view))
+            return [self._creations.complete(each, view) for each in check.check(view)]
         except Exception as error:  # noqa: BLE001 (a check must not end the report)
             self._by_view.clear()
             self.disabled[check.code] = self.report_crash(f"check {check.code}", error)

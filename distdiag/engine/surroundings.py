@@ -5,12 +5,16 @@ from typing import Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere
 from distdiag.events.base import Event
-from distdiag.events.environment import Surroundings
+from distdiag.events.environment import NodeClock, Surroundings
 from distdiag.views.base import View
-from distdiag.views.surroundings import Facts, SurroundingsView
+from distdiag.views.surroundings import Facts, NodeClocksView, SurroundingsView
 
 _NOT_TOLD: Final = NothingThere(
     "surroundings of ranks", "no two ranks have told in what surroundings they run"
+)
+_NO_OTHER_NODE: Final = NothingThere(
+    "clocks of several nodes",
+    "no two monitors compared the clocks of their nodes while it ran",
 )
 
 
@@ -45,3 +49,25 @@ class SurroundingsAligner(Aligner):
     def _view(self) -> SurroundingsView:
         self._is_shown = True
         return SurroundingsView(dict(sorted(self._facts.items())))
+
+
+class NodeClocksAligner(Aligner):
+    """Shows the wall clocks of the nodes whenever another one has told its own."""
+
+    needs = (NodeClock,)
+    builds = (NodeClocksView,)
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self._clocks: dict[int, NodeClock] = {}
+
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether there were two to compare."""
+        return {} if len(self._clocks) > 1 else {NodeClocksView: _NO_OTHER_NODE}
+
+    def feed(self, event: Event) -> Iterator[View]:
+        """Take in that of one node; a monitor that was started again tells it again."""
+        assert isinstance(event, NodeClock)
+        self._clocks[event.rank] = event
+        if len(self._clocks) > 1:
+            yield NodeClocksView(dict(sorted(self._clocks.items())))

@@ -33,7 +33,12 @@ class ProcessGroup(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     @property
     def label(self) -> str:
         """The group's description if it has one, else its name."""
-        return self.desc if self.desc and self.desc != "undefined" else self.name
+        return group_label(self.name, self.desc)
+
+
+def group_label(name: str, desc: str) -> str:
+    """Return what a process group is called: its description if it has one, else its name."""
+    return desc if desc and desc != "undefined" else name
 
 
 class Signature(msgspec.Struct, frozen=True, array_like=True, weakref=True):
@@ -61,7 +66,8 @@ class GroupCreated(Event, frozen=True, kw_only=True):
 
     `ordinal` numbers these calls within `scope`. `ranks` are those asked for, in the order given;
     `done` is false while the call has not returned (`GroupCreated` is written before and after);
-    `thread` is the name of the one that makes it.
+    `thread` is the name of the one that makes it. `name` is that of the new group, once it is made
+    and if this rank is in it.
     """
 
     api: str
@@ -75,6 +81,7 @@ class GroupCreated(Event, frozen=True, kw_only=True):
     timeout_s: float | None = None
     backend: str = ""
     thread: str = "MainThread"
+    name: str = ""
 
     @property
     def has_processes(self) -> bool:

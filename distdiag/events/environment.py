@@ -33,6 +33,23 @@ class Surroundings(Event, frozen=True, kw_only=True):
     facts: tuple[Fact, ...]
 
 
+class NodeClock(Event, frozen=True, kw_only=True):
+    """The wall clock of a node at `time_ns`, which the clocks of the job's nodes are compared by.
+
+    Its monitor reads it, and `rank` is the lowest of its ranks. On the way to another node
+    `time_ns` becomes the time of the clock there, which is known within `error_ns`.
+    """
+
+    hostname: str
+    unix_ns: int
+    error_ns: int = 0
+
+    @property
+    def ahead_ns(self) -> int:
+        """How far the wall clock is ahead of the one clock by which all events are ordered."""
+        return self.unix_ns - self.time_ns
+
+
 class SourceSeen(Event, frozen=True, kw_only=True):
     """The source of a program when it was started: the script, and what git tells of the folder.
 

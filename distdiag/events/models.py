@@ -6,7 +6,33 @@ from typing import Final
 
 import msgspec
 
-from distdiag.events.base import CallSite, Event
+from distdiag.events.base import CallSite, Event, Frame
+
+# Where things were made that other events name.
+
+
+class ObjectKind(StrEnum):
+    """What was made."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    LOADER = "data loader"
+    SAMPLER = "sampler"
+    MESH = "device mesh"
+    GROUP = "process group"
+
+
+class ObjectCreated(Event, frozen=True, kw_only=True):
+    """What events from here on call `name` was made by this line of the user's code.
+
+    For a loader or a sampler `name` is that of the stream that it feeds. None: nobody saw it, or no
+    line of the user's code is on the stack.
+    """
+
+    object_kind: ObjectKind
+    name: str
+    place: Frame | None
+
 
 # What probes observe of the sharding plans that programs have themselves.
 

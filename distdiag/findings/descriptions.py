@@ -7,6 +7,7 @@ from signal import Signals
 
 from distdiag.events.base import Frame, Phase
 from distdiag.events.collectives import UNNUMBERED, Collective
+from distdiag.events.models import ObjectKind
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Location
@@ -91,6 +92,11 @@ def call_location(call: Collective) -> Location | None:
 def at(location: Location | None) -> str:
     """Return `` at train.py:12``, or nothing where the place is not known."""
     return f" at {location}" if location is not None else ""
+
+
+def made_here(kind: ObjectKind, name: str) -> str:
+    """Return the summary of evidence whose location is the line that made what a finding names."""
+    return f"{kind} {name}: made here"
 
 
 def main_stack(stacks: Stacks | None) -> tuple[Frame, ...]:

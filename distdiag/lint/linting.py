@@ -13,7 +13,7 @@ from distdiag.lint.effects import Effects
 from distdiag.lint.modules import Module
 from distdiag.lint.project import Project
 from distdiag.lint.rules import load_rules
-from distdiag.lint.sources import is_worth_parsing, python_files, read_text
+from distdiag.lint.sources import is_worth_parsing, python_files
 
 # Comments that silence rules: ``# distdiag: ignore``, ``# distdiag: ignore[COL009, BAR001]``.
 
@@ -50,8 +50,8 @@ class LintResult:
         return max(severities, key=lambda severity: severity.weight, default=None)
 
 
-def lint_files(given: Sequence[Path], selection: Selection) -> LintResult:
-    """Look at files and at all ``*.py`` files of folders.
+def lint_files(given: Sequence[Path], selection: Selection, stdin: str = "") -> LintResult:
+    """Look at files and at all ``*.py`` files of folders; `stdin` is what ``-`` stands for.
 
     Raises:
         UsageError: a path does not exist, or a code is unknown.
@@ -60,14 +60,14 @@ def lint_files(given: Sequence[Path], selection: Selection) -> LintResult:
     rules = load_rules()
     selection.validate(rules)
     files = tuple(python_files(given))
-    project = Project(files)
+    project = Project(files, stdin)
     effects = Effects(project)
     chosen = [rule(effects) for code, rule in rules.items() if selection.selects(code)]
     findings: list[LintFinding] = []
     not_checked: dict[str, str] = {}
     for file in files:
         try:
-            if is_worth_parsing(read_text(file)):
+            if is_worth_parsing(project.text(file)):
                 findings += _look(project.module(file), chosen)
         except DamagedFileError as error:
             not_checked[str(file)] = str(error)

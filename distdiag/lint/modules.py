@@ -242,9 +242,8 @@ def parse(path: Path, text: str) -> Module:
             warnings.simplefilter("ignore")  # the user's invalid escapes are not our subject
             tree = ast.parse(text)
     except SyntaxError as error:
-        raise DamagedFileError(
-            f"{path}: not valid Python: {error.msg} (line {error.lineno})"
-        ) from error
+        place = f"{path}:{error.lineno}:{error.offset}"
+        raise DamagedFileError(f"{place}: not valid Python: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise DamagedFileError(f"{path}: not valid Python: {error}") from error
     return Module(path, dotted_name(path), tuple(text.splitlines()), tree)

@@ -7,8 +7,8 @@ from typing import Final
 
 from distdiag.events.errors import DamagedFileError
 from distdiag.lint.bindings import value_of
-from distdiag.lint.modules import Class, Function, Module, dotted_name
-from distdiag.lint.sources import read_module
+from distdiag.lint.modules import Class, Function, Module, dotted_name, parse
+from distdiag.lint.sources import STDIN, read_text
 
 _MAX_HOPS: Final = 8
 """So many imports of imports, or classes above a class, are followed."""
@@ -17,12 +17,23 @@ _MAX_HOPS: Final = 8
 class Project:
     """The files that were given, each parsed once, when something leads to it."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], stdin: str = "") -> None:
+        """Have parsed none; `stdin` is the text that the path ``-`` stands for."""
+        self._stdin = stdin
         self._paths = {path.absolute() for path in paths}
         self._by_name = {dotted_name(path): path for path in reversed(paths)}
         self._modules: dict[Path, Module] = {}
         self._found: dict[tuple[str, str], Module | None] = {}
         self._targets: dict[ast.Call, Function | None] = {}
+
+    def text(self, path: Path) -> str:
+        """Return the text of a file.
+
+        Raises:
+            DamagedFileError: it cannot be read.
+
+        """
+        return self._stdin if path == STDIN else read_text(path)
 
     def module(self, path: Path) -> Module:
         """Return the module of a file.
@@ -33,7 +44,7 @@ class Project:
         """
         key = path.absolute()
         if key not in self._modules:
-            self._modules[key] = read_module(path)
+            self._modules[key] = parse(path, self.text(path))
         return self._modules[key]
 
     def target(self, call: ast.Call, function: Function) -> Function | None:

@@ -44,8 +44,16 @@ def json(result: LintResult) -> str:
 
 
 def github(result: LintResult) -> str:
-    """Return one workflow command for each finding, which GitHub shows in a pull request."""
-    return "".join(f"{_command(found)}\n" for found in result.findings)
+    """Return one workflow command for each finding, which GitHub shows in a pull request.
+
+    A file that could not be looked at is an error, too.
+    """
+    rows = [_command(found) for found in result.findings]
+    rows += [
+        command(Severity.ERROR, {"file": path, "title": "not linted"}, problem)
+        for path, problem in result.not_checked.items()
+    ]
+    return "".join(f"{row}\n" for row in rows)
 
 
 def _command(found: LintFinding) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from distdiag.events.errors import DamagedFileError, UsageError
-from distdiag.lint.modules import MAX_BYTES, Module, parse
+from distdiag.lint.modules import MAX_BYTES
 
 # A file without any of these words has nothing that a rule could say something about.
 _WORDS: Final = (
@@ -41,12 +41,16 @@ def python_files(given: Sequence[Path]) -> Iterator[Path]:
     """
     seen: set[Path] = set()
     for path in given:
-        if not path.exists():
+        if not path.exists() and path != STDIN:
             raise UsageError(f"{path}: no such file or folder")
         for file in _below(path) if path.is_dir() else (path,):
             if file not in seen:
                 seen.add(file)
                 yield file
+
+
+STDIN: Final = Path("-")
+"""Stands for the text that was piped in."""
 
 
 def read_text(path: Path) -> str:
@@ -72,16 +76,6 @@ def is_worth_parsing(text: str) -> bool:
     return any(word in lowered for word in _WORDS) or (
         "rank" in lowered and _RANK.search(lowered) is not None
     )
-
-
-def read_module(path: Path) -> Module:
-    """Read and parse a file.
-
-    Raises:
-        DamagedFileError: it cannot be read or is not Python.
-
-    """
-    return parse(path, read_text(path))
 
 
 def _below(folder: Path) -> Iterator[Path]:

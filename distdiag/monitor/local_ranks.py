@@ -1,6 +1,7 @@
 """The ranks of one node, as a process beside them sees and reaches them."""
 
 import os
+import platform
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from distdiag.dumps.process.proc import Process, kill_families, wait_for_end
 from distdiag.dumps.process.tree import ProcessTree
 from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import Event
+from distdiag.events.environment import NodeClock
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, Finished
 from distdiag.events.ranks import RankSet
@@ -84,6 +86,17 @@ class LocalRanks:
     def pids(self) -> Mapping[int, int]:
         """The pids of the ranks that have begun, by rank, whether they still live or not."""
         return self._source.pids
+
+    def clock(self, error_ns: int = 0) -> NodeClock:
+        """Read the wall clock of this node beside the clock that orders events."""
+        return NodeClock(
+            rank=min(self.ranks),
+            seq=-1,
+            time_ns=time.monotonic_ns(),
+            hostname=platform.node(),
+            unix_ns=time.time_ns(),
+            error_ns=error_ns,
+        )
 
     def poll(self) -> Iterator[Event]:
         """Yield what is new of these ranks."""

@@ -134,6 +134,7 @@ class Monitor:
             self._announced |= {self._news_of(found), (False, *self._news_of(found)[1:])}
         for event in before.seen(interner):
             self._engine.feed(event)
+        self._engine.feed(self._local.clock())
         self._has_verdict = False
         self._written_s = self._aborted_s = self._deserted_s = 0.0
 

@@ -17,6 +17,7 @@ from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signals
 
 if TYPE_CHECKING:
+    from distdiag.probes.creations import Creations
     from distdiag.probes.models.registry import LiveModels
     from distdiag.probes.models.snapshot import ModelSnapshots
     from distdiag.probes.routing.passes import Biases
@@ -41,7 +42,14 @@ class Wiring:
         """The models that there are."""
         from distdiag.probes.models.registry import LiveModels
 
-        return LiveModels()
+        return LiveModels(self.creations)
+
+    @cached_property
+    def creations(self) -> Creations:
+        """Where the user made what findings name."""
+        from distdiag.probes.creations import Creations
+
+        return Creations(self.recorder)
 
     @cached_property
     def snapshots(self) -> ModelSnapshots:
@@ -52,6 +60,7 @@ class Wiring:
             self.recorder,
             self.signals.pick(snapshot.Moments),
             self.models,
+            self.creations,
             self.routing_biases.has,
             only_start=self.is_light,
         )
@@ -110,6 +119,12 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
         recorder, tap, works, signals.tensors_shared, signals.exchange_starting
     )
     return [functional, tap, works, wrappers]
+
+
+def _meshes(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.models.meshes import DeviceMeshes
+
+    return [DeviceMeshes(wiring.recorder, wiring.creations)]
 
 
 def _steps(wiring: Wiring) -> Sequence[Probe]:
@@ -232,11 +247,11 @@ def _data(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.optimizers.schedules import Schedules
     from distdiag.probes.random.step_draws import StepDraws
 
-    recorder, signals = wiring.recorder, wiring.signals
-    feeds = StepFeeds(recorder, signals.pick(Moments), wiring.models.roots)
+    recorder, signals, creations = wiring.recorder, wiring.signals, wiring.creations
+    feeds = StepFeeds(recorder, signals.pick(Moments), wiring.models.roots, creations)
     return [
         feeds,
-        SamplerProbe(recorder, feeds, signals.optimizer_stepping, signals.step_ended),
+        SamplerProbe(recorder, feeds, signals.optimizer_stepping, signals.step_ended, creations),
         StepDraws(recorder, feeds),
         Schedules(recorder, signals.optimizer_stepped, signals.step_ended),
     ]
@@ -246,11 +261,13 @@ def _routing(wiring: Wiring) -> Sequence[Probe]:
     config = wiring.config
     if wiring.is_light and config.routing_task:
         return []  # which records all that this one would look at
+    from distdiag.probes.models.registry import ModelNames
     from distdiag.probes.routing.probe import Moments, RoutingProbe
 
     moments = wiring.signals.pick(Moments)
     named, biases = config.routing.modules, wiring.routing_biases
-    return [RoutingProbe(wiring.recorder, moments, biases, named, is_light=wiring.is_light)]
+    names = ModelNames(wiring.creations)
+    return [RoutingProbe(wiring.recorder, moments, biases, named, names, is_light=wiring.is_light)]
 
 
 def _sequence(wiring: Wiring) -> Sequence[Probe]:
@@ -277,6 +294,7 @@ PROBES: Final = (
     ProbeSpec(
         "process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")
     ),
+    ProbeSpec("device-meshes", ("torch", "torch.distributed.device_mesh"), _meshes),
     ProbeSpec(
         "child-processes",
         ("multiprocessing.popen_fork",),

@@ -1,6 +1,8 @@
 """What an exception says of itself, as text that can be written down, whatever its class does."""
 
+import re
 import traceback
+from collections import deque
 from types import TracebackType
 from typing import Final
 
@@ -17,20 +19,40 @@ _OF_THE_END: Final = 3 / 4
 def shortened(text: str, length: int) -> str:
     """Return the text, or its beginning and its end where it is longer than `length`.
 
-    It is cut between lines where they are short enough.
+    It is cut between lines where they are short enough. The last frame of a traceback stays,
+    however much its message, notes and groups of exceptions say after it.
     """
     if len(text) <= length:
         return text
     gap = f"\n[... {len(text) - length} of {len(text)} characters are left out ...]\n"
     room = max(0, length - len(gap))
     num_last = int(room * _OF_THE_END)
-    first, last = text[: room - num_last], text[len(text) - num_last :]
+    num_first = room - num_last
+    frame = _last_frame(text, len(text) - num_last)
+    if len(frame) + len(_GAP) > num_last // 2 or frame in text[:num_first]:
+        frame = ""
+    if frame:
+        num_last -= len(frame) + len(_GAP)
+    first, last = text[:num_first], text[len(text) - num_last :]
     # Half a line tells nothing, unless it is most of what there is.
     if "\n" in first[len(first) // 2 :]:
         first = first[: first.rindex("\n")]
     if "\n" in last[: len(last) // 2]:
         last = last[last.index("\n") + 1 :]
+    if frame:
+        last = f"{frame}{_GAP}{last}"
     return f"{first}{gap}{last}"
+
+
+_GAP: Final = "\n[...]\n"
+_FRAME: Final = re.compile(r'^[ |+>-]*File "[^\n]{0,1000}(?:\n[ |]{4}[^\n]{0,400}){0,2}', re.M)
+"""The line of a frame, its source, and the marks below that."""
+
+
+def _last_frame(text: str, before: int) -> str:
+    """Return the last frame in a text if it begins before a place, else nothing."""
+    frames = deque(_FRAME.finditer(text), maxlen=1)
+    return frames[0].group() if frames and frames[0].start() < before else ""
 
 
 # The text of an exception and its traceback.

@@ -69,6 +69,11 @@ class ClockOffset:
         """The offset in nanoseconds; half of its round trip is the most that it can be off."""
         return min(self._readings)[1] if self._readings else 0
 
+    @property
+    def error_ns(self) -> int:
+        """The most that the offset can be off, in nanoseconds."""
+        return min(self._readings)[0] // 2 if self._readings else 0
+
 
 class Link:
     """Frames over a connected socket, with a limit to how long the other end may be silent."""
@@ -344,6 +349,11 @@ class Forwarder:
     def offset_ns(self) -> int:
         """What is to be added to the clock of this node to have that of the reporter."""
         return self._offset.offset_ns
+
+    @property
+    def error_ns(self) -> int:
+        """The most that the offset can be off, in nanoseconds."""
+        return self._offset.error_ns
 
     @property
     def _is_wanted(self) -> bool:

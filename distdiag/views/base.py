@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import fields
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar
+
+from distdiag.events.base import Event
+from distdiag.events.models import ObjectKind
 
 
 class View:
@@ -26,9 +29,46 @@ class View:
         """
         return None
 
+    @property
+    def things(self) -> tuple[Thing, ...]:
+        """What it is of that the program has made, as its fields name it."""
+        return things_in(self)
+
     def narrowed(self, kind: type[N]) -> N:
         """Return the same view as one of a narrower type, which only some checks judge."""
         return kind(*(getattr(self, field.name) for field in fields(self)))  # type: ignore[arg-type]
 
 
 N = TypeVar("N", bound=View)
+
+
+# What views name.
+
+_FIELDS: Final = {
+    "model": (ObjectKind.MODEL,),
+    "copied_model": (ObjectKind.MODEL,),
+    "optimizer": (ObjectKind.OPTIMIZER,),
+    "stream": (ObjectKind.LOADER, ObjectKind.SAMPLER),
+    "group": (ObjectKind.GROUP,),
+}
+
+
+class Thing(NamedTuple):
+    """What a program has made, by the name that events give it."""
+
+    kind: ObjectKind
+    name: str
+
+
+def things_in(seen: object) -> tuple[Thing, ...]:
+    """Return what a view or an event names: itself, or the events that it holds `by_rank`."""
+    by_rank = getattr(seen, "by_rank", {})
+    named = [seen, *(each for each in by_rank.values() if isinstance(each, Event))]
+    found = {
+        Thing(kind, getattr(value, "label", value)): None
+        for each in named
+        for field, kinds in _FIELDS.items()
+        if (value := getattr(each, field, None))
+        for kind in kinds
+    }
+    return tuple(found)

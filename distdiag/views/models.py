@@ -10,13 +10,14 @@ from distdiag.events.models import (
     Content,
     Moment,
     NamedFault,
+    ObjectKind,
     PatternMatches,
     PlanSource,
     ReplicaEvidence,
     TensorPlan,
 )
 from distdiag.events.ranks import RankSet
-from distdiag.views.base import View
+from distdiag.views.base import Thing, View, things_in
 
 # Views of sharding plans over ranks: the user's own table, and the plans of programs.
 
@@ -72,6 +73,11 @@ class ProgramPlanView(View):
     site: CallSite
 
     @property
+    def things(self) -> tuple[Thing, ...]:
+        """Nothing: the model may be a part of one, and is only known by its class."""
+        return ()
+
+    @property
     def is_users_own(self) -> bool:
         """Whether the user's code wrote the plan, as far as the place tells."""
         return bool(self.site.frames) and self.site.frames[0].user
@@ -102,6 +108,13 @@ class ModelView(View):
     def ranks(self) -> RankSet:
         """All ranks that have a plan."""
         return RankSet(self.by_rank)
+
+    @property
+    def things(self) -> tuple[Thing, ...]:
+        """The model, and the meshes that its tensors lie on."""
+        plans = (plan for held in self.by_rank.values() for plan in held)
+        meshes = dict.fromkeys(str(plan.mesh) for plan in plans if plan.mesh is not None)
+        return (*things_in(self), *(Thing(ObjectKind.MESH, name) for name in meshes))
 
 
 @dataclass(frozen=True, slots=True)

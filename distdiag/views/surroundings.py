@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
-from distdiag.events.environment import FactKind
+from distdiag.events.environment import FactKind, NodeClock
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
 
@@ -35,3 +35,15 @@ class SurroundingsView(View):
                 ranks.setdefault(facts.get(key, ""), []).append(rank)
             if len(ranks) > 1:
                 yield key[1], {value: RankSet(each) for value, each in ranks.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClocksView(View):
+    """The wall clocks of all nodes that have told theirs, by the lowest rank of each."""
+
+    by_rank: Mapping[int, NodeClock]
+
+    @property
+    def supersedes(self) -> Hashable:
+        """Fewer nodes had told theirs."""
+        return "clocks"

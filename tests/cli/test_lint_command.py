@@ -21,11 +21,12 @@ def lint(tmp_path):
     (tmp_path / "healthy.py").write_text("import torch.distributed as dist\ndist.barrier()\n")
     (tmp_path / "broken.py").write_text("rank = (\n")
 
-    def run(*arguments):
+    def run(*arguments, piped=None):
         return subprocess.run(
             [sys.executable, "-m", "distdiag.cli", "lint", *arguments],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
+            input=piped,
             capture_output=True,
             encoding="utf-8",
             timeout=100,
@@ -58,8 +59,21 @@ def test_findings_go_to_stdout_and_damaged_files_to_stderr(lint):
     done = lint(".")
     assert done.stdout.splitlines()[0].startswith("doubtful.py:3:5: COL013 [info] ")
     assert done.stdout.splitlines()[1].startswith("sick.py:3:5: COL009 dist.barrier is not called")
-    assert done.stderr.startswith("distdiag: broken.py: not valid Python: ")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr == "distdiag: broken.py:1:8: not valid Python: '(' was never closed\n"
+
+
+def test_a_file_that_is_no_python_is_an_error_in_a_pull_request(lint):
+    done = lint("broken.py", "--format", "github")
+    assert done.stdout.startswith("::error file=broken.py,title=not linted::broken.py:1:8: not ")
+
+
+def test_a_pipe_is_read(lint):
+    done = lint("-", piped=SICK)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("-:3:5: COL009 dist.barrier is not called by every rank")
+    broken = lint("-", "healthy.py", "--json", piped="\ufeffrank = (\n")
+    assert broken.returncode == 2
+    assert list(json.loads(broken.stdout)["not_checked"]) == ["-"]
 
 
 @pytest.mark.parametrize("name", ["json", "sarif"])

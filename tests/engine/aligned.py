@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from distdiag.checks import load_checks
 from distdiag.checks.base import Check
 from distdiag.engine.aligner import Aligner, CallOrder, Gap, Job
+from distdiag.engine.creations import Creations
 from distdiag.engine.engine import Engine
 from distdiag.engine.ranks import RankStates, RankTracker
 from distdiag.engine.runner import CheckRunner
@@ -54,7 +55,7 @@ def aligned(
     **options: Any,
 ) -> Aligned:
     """Let one aligner take in events, and checks judge its views."""
-    runner = CheckRunner(checks)
+    runner = CheckRunner(checks, Creations())
     aligner = kind(job_of(runner, **options))
     views = [v for event in events if isinstance(event, kind.needs) for v in aligner.feed(event)]
     if ends:

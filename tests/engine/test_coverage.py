@@ -10,6 +10,7 @@ from distdiag.checks.moe.duplicated_experts import DuplicatedExperts
 from distdiag.checks.rep.replica_mismatch import ReplicaMismatch
 from distdiag.engine.aligner import LeftOut, NothingThere, NotObserved, subjects
 from distdiag.engine.coverage import Coverage, Looked
+from distdiag.engine.creations import Creations
 from distdiag.engine.models.aligner import ModelAligner
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
@@ -68,7 +69,7 @@ class Failing(ReplicaMismatch):
 
 def of(check, *events, checks=None, **options):
     """What is known of a check after these events of models."""
-    runner = CheckRunner(checks or [check])
+    runner = CheckRunner(checks or [check], Creations())
     job = job_of(runner, **options)
     aligner = ModelAligner(job)
     coverage = Coverage(runner, [aligner], job)

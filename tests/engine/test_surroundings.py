@@ -1,7 +1,8 @@
 """When surroundings of ranks are compared."""
 
+from distdiag.checks.env.clock_skew import ClockSkew
 from distdiag.checks.env.differing_versions import DifferingVersions
-from distdiag.events.environment import Fact, FactKind, Surroundings
+from distdiag.events.environment import Fact, FactKind, NodeClock, Surroundings
 from distdiag.events.ranks import RankSet
 from tests.engine.aligned import engine_of
 
@@ -26,3 +27,29 @@ def test_they_are_compared_once():
     events = [told(rank, f"2.{rank}") for rank in (0, 1, 0, 1)]
     (finding,) = engine_of(*events, checks=[DifferingVersions()]).findings
     assert finding.ranks == RankSet((0, 1))
+
+
+def clock(rank, ahead_s, *, time_s=5.0):
+    time_ns = int(time_s * 1e9)
+    unix_ns = time_ns + int(ahead_s * 1e9)
+    return NodeClock(rank=rank, seq=-1, time_ns=time_ns, hostname=f"n{rank}", unix_ns=unix_ns)
+
+
+def test_clocks_are_compared_at_whatever_moments_they_were_read():
+    found = engine_of(clock(0, 100.0), clock(1, 103.0, time_s=60.0), checks=[ClockSkew()]).findings
+    assert [finding.code for finding in found] == ["ENV005"]
+    engine = engine_of(clock(0, 100.0), clock(1, 100.2, time_s=60.0), checks=[ClockSkew()])
+    assert not engine.findings
+    assert "ENV005" not in engine.not_checked
+
+
+def test_another_node_is_compared_with_those_before():
+    clocks = (clock(0, 100.0), clock(1, 100.0), clock(0, 100.0), clock(1, 140.0))
+    (finding,) = engine_of(*clocks, checks=[ClockSkew()]).findings
+    assert "40.0 s apart" in finding.message
+
+
+def test_one_node_has_no_clock_to_compare():
+    engine = engine_of(clock(0, 100.0), checks=[ClockSkew()])
+    assert not engine.findings
+    assert "clocks" in engine.not_checked["ENV005"]

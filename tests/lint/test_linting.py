@@ -42,7 +42,7 @@ def test_a_damaged_file_is_reported_and_the_others_are_looked_at(tmp_path, conte
     assert len(result.findings) == 1
     ((path, reported),) = result.not_checked.items()
     assert path == str(tmp_path / "bad.py")
-    assert reported.startswith(f"{path}: ")
+    assert reported.startswith(f"{path}:")
     assert problem in reported
 
 

@@ -58,6 +58,7 @@ def test_github_gets_a_command_for_each_finding_with_its_signs_escaped():
         "::error file=a%2Cb%3Ac.py,line=3,endLine=4,col=5,title=COL009 rank-guarded-collective"
         "::dist.barrier is 100%25 wrong%0Ahere",
         "::notice file=z.py,line=1,endLine=1,col=1,title=COL013 data-dependent-collective::perhaps",
+        "::error file=bad.py,title=not linted::bad.py: not valid Python",
     ]
     assert FORMATS["github"](EMPTY) == ""
 

@@ -27,7 +27,8 @@ _KNOWN_BY: Final = {
     ReplicaEvidence.SENT: "the program itself has sent the tensor to them",
     ReplicaEvidence.MARKED: "other tensors of its model are marked as one rank's part, it is not",
     ReplicaEvidence.MODEL: "other tensors of the same model are sharded over them",
-    ReplicaEvidence.FROZEN: "the model is frozen, and they train another one together",
+    ReplicaEvidence.FROZEN: "the model is frozen, outside of any wrapper, and they train another "
+    "one together",
     ReplicaEvidence.OWN: "it is marked as one rank's own part",
     ReplicaEvidence.ROUTER: "the weight of its router is trained, and stays the same on them",
     ReplicaEvidence.LAYER: "it is marked as one rank's own part, but routes to experts of all of "

@@ -27,7 +27,7 @@ def is_event_file(head: bytes) -> bool:
     if len(head) < _HEADER.size:
         return False
     length, checksum = _HEADER.unpack_from(head)
-    return bool(length <= _LARGEST and _masked_crc(head[:8]) == checksum)
+    return bool(length <= _LARGEST and masked_crc(head[:8]) == checksum)
 
 
 def read_events(read: Read, collector: Collector, found: Found) -> None:
@@ -86,7 +86,7 @@ def _records(read: Read, found: Found) -> Iterator[bytes]:
             found.say("is cut within a record: a writer still holds it, or was killed")
             return
         length, checksum = _HEADER.unpack(header)
-        if length > _LARGEST or _masked_crc(header[:8]) != checksum:
+        if length > _LARGEST or masked_crc(header[:8]) != checksum:
             found.say("is damaged: a record has a length that its checksum denies")
             return
         data = _exactly(read, length)
@@ -118,7 +118,8 @@ def _table() -> tuple[int, ...]:
 _CRC: Final = _table()
 
 
-def _masked_crc(data: bytes) -> int:
+def masked_crc(data: bytes) -> int:
+    """Return the checksum of a part of a record."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC[(crc ^ byte) & 0xFF] ^ (crc >> 8)

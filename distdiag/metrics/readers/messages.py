@@ -1,7 +1,7 @@
 """The messages of event files: of TensorBoard and of W&B, as far as they hold numbers.
 
-Both are Protocol Buffers. Only the fields that are read are declared; the library passes over the
-others. It is optional: ``pip install 'distdiag[metrics]'``.
+Both are Protocol Buffers. Only the fields that are read or written are declared; the library passes
+over the others. It is optional: ``pip install 'distdiag[metrics]'``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _EVENT: Final = {
         "float_val": (5, "float*"),
         "double_val": (6, "double*"),
         "int_val": (7, "int32*"),
+        "string_val": (8, "bytes*"),
         "int64_val": (10, "int64*"),
     },
     "Value": {

@@ -138,7 +138,7 @@ class ProcessGroups(Probe):
                     self.recorder.generation -= 1
                 raise
             if fields is not None:
-                self._after(fields)
+                self._after(fields, result)
             return result
 
         return function
@@ -184,7 +184,8 @@ class ProcessGroups(Probe):
         self.recorder.event(GroupCreated, **fields, done=False)
         return fields
 
-    def _after(self, fields: dict[str, Any]) -> None:
+    def _after(self, fields: dict[str, Any], result: object) -> None:
         if not self.is_off:
             with self.guard:
-                self.recorder.event(GroupCreated, **fields, done=True)
+                name = result.group_name if isinstance(result, dist.ProcessGroup) else ""
+                self.recorder.event(GroupCreated, **fields, done=True, name=name)

@@ -18,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.events.base import CallSite
 from distdiag.events.data import Draw, ModelFed, NormStatistics
+from distdiag.events.models import ObjectKind
 from distdiag.events.random import GeneratorState
 from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.creations import Creations
 from distdiag.probes.generators import generator_states
 from distdiag.probes.guard import guarded
 from distdiag.probes.losses.terms import kind_of, saved
@@ -218,10 +220,15 @@ class StepFeeds(Probe):
     name: ClassVar[str] = "step-feeds"
 
     def __init__(
-        self, recorder: Recorder, moments: Moments, roots: Callable[[], Iterable[nn.Module]]
+        self,
+        recorder: Recorder,
+        moments: Moments,
+        roots: Callable[[], Iterable[nn.Module]],
+        creations: Creations,
     ) -> None:
         """Know of no model yet; `roots` are those that there are."""
         super().__init__(recorder)
+        self._creations = creations
         self._moments = moments
         self._roots = roots
         self._is_changed = False
@@ -410,6 +417,7 @@ class StepFeeds(Probe):
             number = self._counts[name] = self._counts.get(name, 0) + 1
             known = (name if number == 1 else f"{name}#{number}", ranks)
             self._names[module] = known
+            self._creations.tell(ObjectKind.MODEL, known[0], unwrapped(module), module)
         return known
 
     # Batches and draws

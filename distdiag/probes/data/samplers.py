@@ -18,12 +18,14 @@ from typing import Any, ClassVar, Final, Self
 
 import torch
 import xxhash
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader, DistributedSampler, dataloader
 
 from distdiag.events.base import CallSite
 from distdiag.events.data import MOST_INDICES, EpochFed, SamplerState
+from distdiag.events.models import ObjectKind
 from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.creations import Creations
 from distdiag.probes.data.feeds import Batch, StepFeeds
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.optimizer_state import parameters_of
@@ -244,9 +246,11 @@ class SamplerProbe(Probe):
         feeds: StepFeeds,
         stepping: Signal[torch.optim.Optimizer, FrameType],
         step_ended: Signal[[]],
+        creations: Creations,
     ) -> None:
         """Know of no pass yet; `feeds` gets each batch."""
         super().__init__(recorder)
+        self._creations = creations
         self._feeds = feeds
         self._stepping = stepping
         self._step_ended = step_ended
@@ -257,6 +261,8 @@ class SamplerProbe(Probe):
         self._datasets: dict[int, tuple[int, Callable[[], object] | None]] = {}
         self._num_datasets = 0
         self._epochs: WeakMap[Any, int] = WeakMap()
+        self._loaders: WeakMap[Any, weakref.ref[object]] = WeakMap()
+        """The data loaders, by what gives them indices."""
 
     def _install(self) -> None:
         kind = dataloader._BaseDataLoaderIter
@@ -264,6 +270,7 @@ class SamplerProbe(Probe):
         self._patches.wrap(kind, "__next__", self._batches)
         self._patches.wrap(kind, "_reset", self._call_before(self._restarts))
         self._patches.wrap(DataLoader, "__init__", self._making)
+        self._patches.wrap(DistributedSampler, "__init__", self._making)
         self._subscribe(self._stepping, self._before_step)
         self._subscribe(self._step_ended, self._after_step)
 
@@ -278,13 +285,17 @@ class SamplerProbe(Probe):
         @like(original)
         def init(self_: object, *args: object, **kwargs: object) -> None:
             original(self_, *args, **kwargs)
-            self._made(self_)
+            self._made(self_, sys._getframe(1))
 
         return init
 
     @guarded
-    def _made(self, loader: Untyped) -> None:
-        self._remember_epoch(loader._index_sampler)
+    def _made(self, new: Untyped, frame: FrameType) -> None:
+        self._creations.note(new, frame)
+        if isinstance(new, DataLoader):
+            # What iterates over a loader has its sampler, and not the loader.
+            self._loaders[new._index_sampler] = weakref.ref(new)
+            self._remember_epoch(new._index_sampler)
 
     def _restarts(self, iterator: object, *_: object, **__: object) -> None:
         # Loaders that keep their workers use one iterator for all passes.
@@ -380,6 +391,10 @@ class SamplerProbe(Probe):
             iterator=weakref.ref(iterator),
         )
         known.count += 1
+        loader = self._loaders.get(sampler, lambda: None)()
+        if loader is not None:
+            self._creations.tell(ObjectKind.LOADER, stream, loader)
+        self._creations.tell(ObjectKind.SAMPLER, stream, *reversed(list(chain_of(sampler))))
         self._remember_epoch(sampler)
         self._passes[iterator] = mine
         self._open.append(mine)

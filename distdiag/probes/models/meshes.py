@@ -1,10 +1,18 @@
 """Device meshes as values, and which of their ranks hold the same part of a tensor."""
 
-from typing import Any, Final
+import sys
+from types import FrameType
+from typing import Any, ClassVar, Final
 
-from distdiag.events.models import Mesh
+from torch.distributed import device_mesh
+
+from distdiag.events.models import Mesh, ObjectKind
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.creations import Creations
+from distdiag.probes.guard import guarded
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.untyped import Untyped
+from distdiag.record.recorder import Recorder
 
 _KNOWN: Final[WeakMap[Any, Mesh]] = WeakMap()
 """A mesh never changes, and torch makes the tensor of its ranks anew each time it is asked."""
@@ -32,3 +40,36 @@ def replicas_on_mesh(device_mesh: Untyped, placements: Untyped) -> tuple[int, ..
         along = range(size) if placement.is_replicate() else [at]
         places = [place * size + index for place in places for index in along]
     return tuple(sorted(mesh.ranks[place] for place in places))
+
+
+# Where meshes are made.
+
+
+class DeviceMeshes(Probe):
+    """Writes down which line of the user's code makes a mesh, by its name and those of its axes."""
+
+    name: ClassVar[str] = "device-meshes"
+
+    def __init__(self, recorder: Recorder, creations: Creations) -> None:
+        super().__init__(recorder)
+        self._creations = creations
+
+    def _install(self) -> None:
+        self._patches.wrap_everywhere(device_mesh, "init_device_mesh", self._wrapper)
+
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def init_device_mesh(*args: object, **kwargs: object) -> object:
+            mesh = original(*args, **kwargs)
+            self._made(mesh, sys._getframe(1))
+            return mesh
+
+        return init_device_mesh
+
+    @guarded
+    def _made(self, made: Untyped, frame: FrameType) -> None:
+        self._creations.note(made, frame)
+        mesh = mesh_of(made)
+        axes = zip(mesh.names, mesh.sizes, strict=True)
+        for name in {str(mesh), *(f"{axis}={size}" for axis, size in axes)}:
+            self._creations.tell(ObjectKind.MESH, name, made)

@@ -8,8 +8,15 @@ import torch
 from torch import nn
 
 from distdiag.events.base import CallSite
-from distdiag.events.models import OptimizerState, TensorPlan, kept_ranks, reducing_ranks
+from distdiag.events.models import (
+    ObjectKind,
+    OptimizerState,
+    TensorPlan,
+    kept_ranks,
+    reducing_ranks,
+)
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.creations import Creations
 from distdiag.probes.models.optimizer_state import (
     StepCounts,
     copy_instead,
@@ -43,8 +50,10 @@ class OptimizerSamples:
         optimizers: ObjectRegistry,
         steps: OwnSteps,
         name: Callable[[nn.Module], str],
+        creations: Creations,
     ) -> None:
         """Watch these optimizers; `name` is what models are called."""
+        self._creations = creations
         self._recorder = recorder
         self._modules = modules
         self._optimizers = optimizers
@@ -90,8 +99,10 @@ class OptimizerSamples:
         # Whoever asks torch for the state of a fresh optimizer does not know of such a step.
         if is_dummy and not _is_made_by_torch(frame):
             self._counts.found_zeros(optimizer)
+        label = self.labels().get(id(optimizer), type(optimizer).__name__)
+        self._creations.tell(ObjectKind.OPTIMIZER, label, optimizer)
         fields = {
-            "optimizer": self.labels().get(id(optimizer), type(optimizer).__name__),
+            "optimizer": label,
             "step": counts["num_steps"],
             "members": tuple(sorted(kept_ranks(plans) or reducing_ranks(plans))),
             "site": CallSite(frames_of(frame, self._recorder.main_script)),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from distdiag.events.models import ObjectKind
 from distdiag.probes.base import AnyCallable, Patches, like
+from distdiag.probes.creations import Creations
 from distdiag.probes.guard import guard
 from distdiag.probes.models.modules import class_name, own_buffers, own_modules, own_parameters
 from distdiag.probes.models.wrappers import unwrapped
@@ -28,7 +32,9 @@ def class_of(root: nn.Module) -> str:
 class ModelNames:
     """Gives each model a name that it keeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, creations: Creations | None = None) -> None:
+        """Have named none; `creations` tells where those were made that are named."""
+        self._creations = creations
         self._names: WeakMap[nn.Module, str] = WeakMap()
         self._num_names: dict[str, int] = {}
 
@@ -39,25 +45,30 @@ class ModelNames:
             kind = class_of(root)
             number = self._num_names[kind] = self._num_names.get(kind, 0) + 1
             name = self._names[root] = kind if number == 1 else f"{kind}#{number}"
+            if self._creations is not None:
+                self._creations.tell(ObjectKind.MODEL, name, unwrapped(root), root)
         return name
 
 
 # The registry of all models and optimizers.
 
 _NUMBERS = itertools.count()
-_NOTES: list[Callable[[object], None]] = []
+_NOTES: list[Callable[[object, FrameType], None]] = []
 """Who is notified of new objects, by a number that a traced function may hold."""
 
 
 class ObjectRegistry:
     """The living objects of a class, the oldest first; ranks make them in the same order."""
 
-    def __init__(self, kind: type, ways: tuple[str, ...]) -> None:
+    def __init__(
+        self, kind: type, ways: tuple[str, ...], creations: Creations | None = None
+    ) -> None:
         """Know of none yet.
 
         `ways` are the methods by one of which each of them comes to be: copies do not pass through
-        the constructor.
+        the constructor. `creations` is notified of where that is.
         """
+        self._creations = creations
         self._kind = kind
         self._ways = ways
         self._references: list[weakref.ref[Any]] = []
@@ -76,9 +87,11 @@ class ObjectRegistry:
     def _noting(self, original: AnyCallable, fail: Callable[[Exception], None]) -> AnyCallable:
         number = len(_NOTES)
 
-        def note(new: object) -> None:
+        def note(new: object, frame: FrameType) -> None:
             with guard(fail):
                 self._note(new)
+                if self._creations is not None:
+                    self._creations.note(new, frame)
 
         _NOTES.append(note)
 
@@ -89,7 +102,7 @@ class ObjectRegistry:
             if torch.compiler.is_compiling():
                 return original(self_, *args, **kwargs)
             result = original(self_, *args, **kwargs)
-            _NOTES[number](self_)
+            _NOTES[number](self_, sys._getframe(1))
             return result
 
         return method
@@ -114,8 +127,9 @@ class ObjectRegistry:
 class LiveModels(ObjectRegistry):
     """The modules of a rank, and which of them are whole models."""
 
-    def __init__(self) -> None:
-        super().__init__(nn.Module, ("__init__", "__setstate__"))
+    def __init__(self, creations: Creations | None = None) -> None:
+        """Know of none yet; `creations` is notified of each."""
+        super().__init__(nn.Module, ("__init__", "__setstate__"), creations)
 
     def roots(self) -> list[nn.Module]:
         """Return the models that there are, the oldest first; none before ranks are connected."""

@@ -24,6 +24,7 @@ from distdiag.events.models import (
     ModelPlan,
     ModelState,
     Moment,
+    ObjectKind,
     ReplicaEvidence,
     SliceSaved,
     TensorPlan,
@@ -31,6 +32,7 @@ from distdiag.events.models import (
 )
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.creations import Creations
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.emptied import EmptiedTensors
@@ -54,6 +56,7 @@ from distdiag.probes.models.wrappers import (
     keeps,
     parameters_in,
     sharded_parameters,
+    unwrapped,
     walk,
 )
 from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
@@ -255,9 +258,10 @@ def _is_plain(tensor: object) -> bool:
 class WrappedNames:
     """Gives each model a name that it keeps."""
 
-    def __init__(self, roots: Callable[[], Iterable[nn.Module]]) -> None:
+    def __init__(self, roots: Callable[[], Iterable[nn.Module]], creations: Creations) -> None:
         """Have named none; `roots` are the models that there are."""
         self._roots = roots
+        self._creations = creations
         self._names: WeakMap[nn.Module, str] = WeakMap()
         self._num_models: dict[str, int] = {}
 
@@ -274,6 +278,7 @@ class WrappedNames:
                 # With another number of them on another rank, nobody knows which is which.
                 name = f"{kind} {number} of {self.num_alike(root)}"
             self._names[root] = name
+            self._creations.tell(ObjectKind.MODEL, name, unwrapped(root), root)
         return name
 
     def known(self, root: nn.Module) -> str:
@@ -321,6 +326,7 @@ class ModelSnapshots(Probe):
         recorder: Recorder,
         moments: Moments,
         models: LiveModels,
+        creations: Creations,
         is_routing_bias: Callable[[nn.Module, str], bool],
         *,
         only_start: bool = False,
@@ -336,11 +342,13 @@ class ModelSnapshots(Probe):
         self._shared = SharedTensors(self._roots)
         self._only_start = only_start
         self._modules = models
-        self._optimizer_registry = ObjectRegistry(torch.optim.Optimizer, ("_patch_step_function",))
+        self._optimizer_registry = ObjectRegistry(
+            torch.optim.Optimizer, ("_patch_step_function",), creations
+        )
         self._is_routing_bias = is_routing_bias
         self._cut: WeakMembers[torch.Tensor] = WeakMembers()
         self._readings = Readings()
-        self._names = WrappedNames(self._roots)
+        self._names = WrappedNames(self._roots, creations)
         self._started: WeakMembers[nn.Module] = WeakMembers()
         self._hooks: list[Any] = []
         self._evaluated: WeakMap[nn.Module, list[int]] = WeakMap()
@@ -360,7 +368,7 @@ class ModelSnapshots(Probe):
             self._names.known,
         )
         self._optimizers = OptimizerSamples(
-            recorder, self._modules, self._optimizer_registry, self._steps, self.name_of
+            recorder, self._modules, self._optimizer_registry, self._steps, self.name_of, creations
         )
 
     def _install(self) -> None:

@@ -84,6 +84,7 @@ class NumericsProbe(Probe):
         recorder: Recorder,
         moments: Moments,
         models: LiveModels,
+        names: ModelNames,
         budget: Budget,
         is_light: bool = False,
     ) -> None:
@@ -92,7 +93,7 @@ class NumericsProbe(Probe):
         self._budget = budget
         self._moments = moments
         self._is_light = is_light
-        self._models = ModelNames()
+        self._models = names
         self._names = TensorNames(models.roots, self._models)
         self._activations = Activations(self._read, self.fail, budget, is_light=is_light)
         self._bare = BareModels(models, self.enter, self.leave)

@@ -137,6 +137,7 @@ class RoutingHooks:
         begin: Callable[[Layer, nn.Module, object], None],
         leave: Callable[[Layer, nn.Module, object], None],
         miss: Callable[[str, str], None],
+        names: ModelNames,
     ) -> None:
         """Call these, which raise nothing; `patterns` are names of modules that route.
 
@@ -147,7 +148,7 @@ class RoutingHooks:
         self._leave = leave
         self._miss = miss
         self._missed: set[str] = set()
-        self._names = ModelNames()
+        self._names = names
         self._handles: list[Any] = []
         self._hooked: WeakMembers[nn.Module] = WeakMembers()
         self.layers: list[Layer] = []
@@ -240,7 +241,8 @@ class RoutingProbe(Probe):
         recorder: Recorder,
         moments: Moments,
         biases: Biases,
-        named: Sequence[str] = (),
+        named: Sequence[str],
+        names: ModelNames,
         *,
         is_light: bool = False,
     ) -> None:
@@ -253,7 +255,7 @@ class RoutingProbe(Probe):
         self._moments = moments
         self._unsubscribe: Unsubscribe | None = None
         self._is_light = is_light
-        self._hooks = RoutingHooks(named, self._on_enter, self._on_leave, self._miss)
+        self._hooks = RoutingHooks(named, self._on_enter, self._on_leave, self._miss, names)
         self._thread = Passes(biases)
         self._first: WeakMap[nn.Module, int] = WeakMap()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)

@@ -11,17 +11,17 @@ from distdiag.probes.catalogue import ProbeSpec, Wiring
 def _updates(wiring: Wiring) -> Sequence[Probe]:
     if wiring.is_light:
         return []
-    from distdiag.probes.updates.probe import UpdateProbe
+    from distdiag.probes.updates.probe import Moments, UpdateProbe
 
-    signals, snapshots = wiring.signals, wiring.snapshots
+    snapshots = wiring.snapshots
     return [
         UpdateProbe(
             wiring.recorder,
-            signals.optimizer_stepping,
-            signals.optimizer_stepped,
+            wiring.signals.pick(Moments),
             snapshots.own_steps,
             snapshots.name_of,
             wiring.models,
+            wiring.creations,
         )
     ]
 
@@ -42,7 +42,7 @@ def _autocast(wiring: Wiring) -> Sequence[Probe]:
 def _buffer_casts(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.updates.buffer_casts import BufferCasts
 
-    return [BufferCasts(wiring.recorder)]
+    return [BufferCasts(wiring.recorder, wiring.creations)]
 
 
 def _reduction_types(wiring: Wiring) -> Sequence[Probe]:

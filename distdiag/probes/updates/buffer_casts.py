@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from distdiag.events.base import CallSite
+from distdiag.events.models import ObjectKind
 from distdiag.events.updates import PositionsRounded
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import caller, frames_of
+from distdiag.probes.creations import Creations
 from distdiag.probes.gradients.weighted_sums import PendingValues
 from distdiag.probes.guard import guard
 from distdiag.probes.models.modules import ModuleHook, clean_name, own_buffers
@@ -61,9 +63,10 @@ class BufferCasts(Probe):
 
     name: ClassVar[str] = "buffer-casts"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, creations: Creations) -> None:
         """Know of no cast yet."""
         super().__init__(recorder)
+        self._creations = creations
         self._depth = threading.local()
         self._inside = _Inside()
         self._watched: WeakMap[nn.Module, _Watched] = WeakMap()
@@ -117,6 +120,7 @@ class BufferCasts(Probe):
             if new is None or not _is_narrowed(old, new):
                 continue
             site = site or CallSite(frames_of(frame, self.recorder.main_script))
+            self._creations.tell(ObjectKind.MODEL, type(root).__name__, root)
             fields = {
                 "buffer": clean_name(f"{path}.{name}" if path else name),
                 "model": type(root).__name__,

@@ -14,9 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from distdiag.events.base import CallSite
+from distdiag.events.models import ObjectKind
 from distdiag.events.updates import OptimizerUpdate, TensorUpdate
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.creations import Creations
 from distdiag.probes.gradients.weighted_sums import PendingValues
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.optimizer_state import named_parameters, parameters_of, rate_of
@@ -63,6 +65,14 @@ class _Look:
     batches: list[Batch]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """When to look, as `Signals` says."""
+
+    optimizer_stepping: Signal[Any, FrameType]
+    optimizer_stepped: Signal[Any]
+
+
 class UpdateProbe(Probe):
     """Looks at the first steps of each optimizer, those of powers of two, and every hundredth."""
 
@@ -71,22 +81,22 @@ class UpdateProbe(Probe):
     def __init__(
         self,
         recorder: Recorder,
-        stepping: Signal[Any, FrameType],
-        stepped: Signal[Any],
+        moments: Moments,
         own_steps: OwnSteps,
         name_of: Callable[[nn.Module], str],
         modules: LiveModels,
+        creations: Creations,
     ) -> None:
         """Know of no optimizer; `own_steps` knows their models, `name_of` the names of these.
 
         `modules` are those of a process that is alone, whose models nobody else looks at.
         """
         super().__init__(recorder)
-        self._stepping = stepping
-        self._stepped = stepped
+        self._moments = moments
         self._own_steps = own_steps
         self._name_of = name_of
         self._modules = modules
+        self._creations = creations
         self._optimizers: WeakMap[torch.optim.Optimizer, _Optimizer] = WeakMap()
         self._num_made: dict[str, int] = {}
         self._looks: WeakMap[torch.optim.Optimizer, _Look] = WeakMap()
@@ -94,8 +104,8 @@ class UpdateProbe(Probe):
         self._waiting = deque(maxlen=_MOST_WAITING)
 
     def _install(self) -> None:
-        self._subscribe(self._stepping, self._before_step)
-        self._subscribe(self._stepped, self._after_step)
+        self._subscribe(self._moments.optimizer_stepping, self._before_step)
+        self._subscribe(self._moments.optimizer_stepped, self._after_step)
 
     @guarded
     def flush(self) -> None:
@@ -137,7 +147,9 @@ class UpdateProbe(Probe):
         """Name an optimizer after its class, with a number from the second one on."""
         kind = type(optimizer).__name__
         number = self._num_made[kind] = self._num_made.get(kind, 0) + 1
-        return kind if number == 1 else f"{kind}#{number}"
+        label = kind if number == 1 else f"{kind}#{number}"
+        self._creations.tell(ObjectKind.OPTIMIZER, label, optimizer)
+        return label
 
     def _names(self, optimizer: torch.optim.Optimizer) -> tuple[str, _Named]:
         """Return the name of the model that an optimizer trains, and those of its parameters."""
@@ -148,6 +160,7 @@ class UpdateProbe(Probe):
         for root in () if dist.is_initialized() else roots_of(self._modules.alive()):
             named = named_parameters([root])
             if held & named.keys():
+                self._creations.tell(ObjectKind.MODEL, class_of(root), root)
                 return class_of(root), named
         return "", {}
 

@@ -35,7 +35,7 @@ class MarkdownReporter(Reporter):
         alarms = [f for f in ordered if f.severity is not Severity.INFO]
         notes = [f for f in ordered if f.severity is Severity.INFO]
         left_out = max(0, len(alarms) - MOST_DIAGNOSES)
-        shown = map(_diagnosis, alarms[:MOST_DIAGNOSES])
+        shown = map(diagnosis, alarms[:MOST_DIAGNOSES])
         blocks = chain(_head(report), shown, _folded_notes(notes), _foot(report))
         return "\n\n".join(_within(blocks, left_out)) + "\n"
 
@@ -59,7 +59,7 @@ def _head(report: Report) -> Iterator[str]:
         yield f"**{_who(silent)} not observed: nothing here is about them.**"
 
 
-def _diagnosis(finding: Finding) -> str:
+def diagnosis(finding: Finding) -> str:
     """Return symptom, place, evidence, why, fix, what it changes, doubt and certainty."""
     parts = [f"### {_heading(finding)}", f"**Symptom.** {_plain(finding.message)}"]
     parts += _place(finding.location)

@@ -1,7 +1,8 @@
-"""ENV002 and ENV003: versions and settings that differ between ranks."""
+"""ENV002, ENV003 and ENV004: versions, settings and GPUs that differ between ranks."""
 
 import pytest
 
+from distdiag.checks.env.differing_gpus import DifferingGpus
 from distdiag.checks.env.differing_settings import DifferingSettings
 from distdiag.checks.env.differing_versions import DifferingVersions
 from distdiag.events.environment import FactKind
@@ -53,3 +54,18 @@ def test_what_may_differ_is_not_reported(name):
 
 def test_ranks_that_agree_are_not_reported():
     assert not findings(DifferingVersions, view(VERSION, "torch", "2.9.1", "2.9.1"))
+
+
+def test_models_of_gpu_that_differ_are_a_note():
+    (finding,) = findings(DifferingGpus, view(FactKind.DEVICE, "GPU", "H100", "H100", "A100"))
+    assert finding.severity is Severity.INFO
+    assert (
+        finding.message == "ranks have different GPUs: GPU is H100 on ranks 0-1 and A100 on rank 2"
+    )
+    assert tuple(finding.ranks) == (2,)
+
+
+@pytest.mark.parametrize("values", [("H100", "H100"), ("H100", None), (None, None)])
+def test_equal_gpus_and_ranks_without_one_are_not_reported(values):
+    assert not findings(DifferingGpus, view(FactKind.DEVICE, "GPU", *values))
+    assert not findings(DifferingGpus, view(FactKind.DEVICE, "host", "a", "b"))

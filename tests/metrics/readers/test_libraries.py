@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdiag.metrics.readers.event_files import _masked_crc
+from distdiag.metrics.readers.event_files import masked_crc
 from distdiag.metrics.readers.messages import message_class
 from distdiag.metrics.reading import read
 
@@ -154,8 +154,8 @@ def event_file(*, cut: int = 0, step: int = 40) -> bytes:
         text.tensor_shape.dim.add(size=2)
         message = event.SerializeToString()
         length = struct.pack("<Q", len(message))
-        data += length + struct.pack("<I", _masked_crc(length)) + message
-        data += struct.pack("<I", _masked_crc(message))
+        data += length + struct.pack("<I", masked_crc(length)) + message
+        data += struct.pack("<I", masked_crc(message))
     return data[: len(data) - cut]
 
 
@@ -193,7 +193,7 @@ def test_event_files_without_the_library_name_the_command(
 ) -> None:
     file = tmp_path / "events.out.tfevents.1700000000.host.1.0"
     length = struct.pack("<Q", 4)
-    file.write_bytes(length + struct.pack("<I", _masked_crc(length)) + b"\0" * 8)
+    file.write_bytes(length + struct.pack("<I", masked_crc(length)) + b"\0" * 8)
     (tmp_path / "run-abc.wandb").write_bytes(b":W&B\xe1\xbe\x00" + b"\0" * 64)
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     message_class.cache_clear()

@@ -8,6 +8,7 @@ from typing import Any, Final
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Location, Report
 from distdiag.findings.source import lines_around
+from distdiag.record.exception_text import LONGEST_TRACEBACK
 from distdiag.record.visible import visible
 from distdiag.reports.base import cut, phrase
 from distdiag.reports.words import (
@@ -84,7 +85,7 @@ def _group(ranks: RankSet, entries: list[Evidence], known: Location | None) -> d
                 "summary": safe(entry.summary),
                 "place": place_texts(entry.location, with_lines=entry.location != known),
                 "figures": [
-                    (safe(key, 80), safe(str(value)))
+                    (safe(key, 80), safe(str(value), LONGEST_TRACEBACK))
                     for key, value in list(entry.values.items())[:MOST_VALUES]
                 ],
             }

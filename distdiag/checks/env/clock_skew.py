@@ -1,0 +1,69 @@
+"""ENV005: the wall clocks of nodes are apart."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.surroundings import NodeClocksView
+
+LEAST_SKEW_S: Final = 1.0
+"""NTP keeps clocks within milliseconds; the times of files and of most logs have seconds."""
+
+
+class ClockSkew(Check[NodeClocksView]):
+    """The wall clocks of nodes are apart.
+
+    ## What you see
+    Logs of the nodes, put together by time, tell of consequences before causes. The newest file by
+    its time is not the one that was written last, and tokens of storage services expire too early.
+
+    ## Example
+        node-0$ date +%s; ssh node-1 date +%s
+        1767225600
+        1767225642    # wrong: 42 s ahead
+
+    ## How to fix
+    Let chrony or NTP set the clocks of all nodes.
+
+    Changes: The times that the nodes write from then on.
+
+    Leaves: The order of events in this report: it goes by measured offsets, and not by wall clocks.
+
+    ## When it is not a defect
+    Nothing reads times of several nodes.
+
+    If so, add `ignore = ["ENV005"]` to `distdiag.toml`.
+
+    ## References
+    - https://chrony-project.org/documentation.html
+    """
+
+    code = "ENV005"
+    name = "clock-skew"
+    severity = Severity.INFO
+
+    def check(self, view: NodeClocksView) -> Iterator[Finding]:
+        """Compare the clocks of all nodes with that of the node that compares."""
+        clocks = sorted(view.by_rank.values(), key=lambda clock: clock.ahead_ns)
+        last, first = clocks[0], clocks[-1]
+        apart_s = (first.ahead_ns - last.ahead_ns) / 1e9
+        doubt_s = (first.error_ns + last.error_ns) / 1e9
+        if apart_s - doubt_s < LEAST_SKEW_S:
+            return
+        yield self.finding(
+            f"the wall clocks of {len(clocks)} nodes are {apart_s:.1f} s apart: that of "
+            f"{first.hostname} is ahead of that of {last.hostname}",
+            ranks=RankSet([last.rank, first.rank]),
+            subjects=(first.hostname, last.hostname),
+            grade=Grade.NOTE,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([clock.rank]),
+                    summary=f"{clock.hostname} is {(clock.ahead_ns - last.ahead_ns) / 1e9:.3f} s "
+                    f"ahead of {last.hostname}, known within {clock.error_ns / 1e9:.3f} s",
+                )
+                for clock in clocks
+            ),
+        )
