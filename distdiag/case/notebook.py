@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from distdiag.events.errors import DamagedFileError, UsageError
-from distdiag.reports.base import visible
+from distdiag.record.visible import visible
 
 HYPOTHESES: Final = "Hypotheses"
 EXPERIMENTS: Final = "Experiments"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.events.base import Event, Frame
 from distdiag.events.collectives import GroupCreated, group_label
 from distdiag.events.models import ObjectCreated, ObjectKind
@@ -18,7 +19,7 @@ class Creations:
     """The places at which models, optimizers, loaders, groups and meshes were made, by rank."""
 
     def __init__(self) -> None:
-        self._places: dict[Thing, dict[int, Frame | None]] = {}
+        self._places: Recent[Thing, dict[int, Frame | None]] = Recent(16 * MOST_FOLLOWED)
 
     def feed(self, event: Event) -> None:
         """Take in one event of one rank."""
@@ -32,7 +33,7 @@ class Creations:
                 pass
 
     def _add(self, thing: Thing, rank: int, place: Frame | None) -> None:
-        known = self._places.setdefault(thing, {})
+        known = self._places.of(thing, dict)
         # Two of one name: which of them is meant is not known.
         known[rank] = place if known.get(rank, place) == place else None
 
