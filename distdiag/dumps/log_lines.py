@@ -17,11 +17,9 @@ from distdiag.dumps.reading import Dump
 __all__ = [
     "ESCAPES",
     "LONGEST_LINE",
-    "Line",
     "Log",
     "Speaker",
     "Stream",
-    "lines_with",
     "open_log",
     "streams",
 ]
@@ -35,13 +33,6 @@ ESCAPES: Final = re.compile(
 )
 """What terminals obey and nobody reads: colours, movements, titles."""
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-class Line(NamedTuple):
-    """One line without its prefix, colours and control characters."""
-
-    speaker: Speaker
-    text: str
 
 
 class Stream(NamedTuple):
@@ -163,15 +154,6 @@ def open_log(dump: Dump) -> Log:
     if not _last or _last[0][0] is not dump.data:
         _last[:] = [(dump.data, Log(dump))]
     return _last[0][1]
-
-
-def lines_with(dump: Dump, words: Iterable[bytes]) -> Iterator[Line]:
-    """Yield the lines that hold one of the words, without a look at the others.
-
-    A word that begins with a line feed stands at the beginning of a line.
-    """
-    for speaker, text, _ in open_log(dump).lines_with(words):
-        yield Line(speaker, text)
 
 
 def streams(dump: Dump) -> tuple[Stream, ...]:

@@ -38,7 +38,21 @@ class Speaker(NamedTuple):
     local_rank: int | None = None
     label: str = ""
 
+    @property
+    def name(self) -> str:
+        """What the process is called if no more of it comes to be known."""
+        if self.local_rank is None:
+            return self.label
+        return f"{self.label} local rank {self.local_rank}".strip()
 
+    @property
+    def pid(self) -> int | None:
+        """The process number that the label holds."""
+        match = _PID.search(self.label)
+        return int(match[1]) if match else None
+
+
+_PID: Final = re.compile(r"\bpid[= ](\d{1,9})\b")
 NOBODY: Final = Speaker()
 
 _LINE: Final = re.compile(rb"[^\r\n]+")
@@ -51,6 +65,8 @@ _KNOWN: Final = re.compile(
     rb"|  (?:time|host|rank|exitcode)\s{1,6}: \S"
     rb"|Root Cause \(first observed failure\)"
     rb"|[\w.-]{1,64}:\d{1,9}:\d{1,9} \[\d{1,3}\] (?:[\w./-]{1,60}:\d{1,5} )?NCCL "
+    # a thread of py-spy
+    rb"|Thread (?:0x[0-9A-Fa-f]{1,16}|\d{1,20}) \((?:active|idle)"
     # the box that rich draws around a traceback, in UTF-8
     rb"|\xe2\x95\xad[\xe2\x94\x80]{3,600} Traceback |\xe2\x94\x82 /[^\r\n:]{1,300}:\d{1,9} in "
 )

@@ -190,13 +190,20 @@ class _Root(NamedTuple):
     node: str = ""
 
 
-def _offsets(known: Mapping[_Root, set[int]]) -> dict[_Root, int]:
+_MOST_ON_NODE: Final = 16
+"""No node of the usual systems has more GPUs: 16 are those of an NVIDIA DGX-2."""
+
+
+def _offsets(known: Mapping[_Root, set[int]], said: Mapping[str, set[int]]) -> dict[_Root, int]:
     """Return what is to be added to the local ranks of each node, where that is certain.
 
-    Where nothing is known of a node and it is the only one, its local ranks are the ranks.
+    Where nothing is known of a node and it is the only one, its local ranks are the ranks. It is
+    not the only one if the ranks that its file names are all beyond those of a first node.
     """
     offsets = {root: min(values) for root, values in known.items() if len(values) == 1}
-    is_one_node = all(values <= {0} for values in known.values())
+    is_one_node = all(values <= {0} for values in known.values()) and not any(
+        ranks and min(ranks) >= _MOST_ON_NODE for ranks in said.values()
+    )
     kinds = Counter(root.kind for root in known)
     for root, values in known.items():
         # Whoever names a node does it because there are others.
@@ -230,7 +237,7 @@ class _Places:
                 known = {dump.rank - local_rank} if dump.rank is not None else set()
                 offsets.setdefault(root, set()).update(known)
         self._pids = {pid: ranks.pop() for pid, ranks in pids.items() if len(ranks) == 1}
-        self._offsets = _offsets(offsets)
+        self._offsets = _offsets(offsets, self._said)
 
     def rank(self, dump: RankDump) -> int | None:
         """Return the rank of a dump, or None where nothing tells it."""

@@ -122,6 +122,7 @@ WARNINGS: Final[Mapping[str, str]] = {
     "broadcast-target": "Using a target size",
     "gradient-of-no-leaf": "The .grad attribute of a Tensor that is not a leaf Tensor",
     "mean-of-nothing": "Mean of empty slice",
+    "operator-without-gradient": "an autograd kernel was not registered to the Autograd key(s)",
     "dropped-imaginary-part": "Casting complex values to real discards the imaginary part",
 }
 """Warnings whose cause is known: a topic, and the words by which each is known."""

@@ -66,7 +66,7 @@ class Observed(Event, frozen=True, kw_only=True):
 class FaultLogged(Event, frozen=True, kw_only=True):
     """A line in a log of this rank, or of its node, is that of a known fault.
 
-    `fault` is the id of the row, `text` the line, `place` its number among the lines of its file.
+    `fault` is the id of the row, `text` the line, `place` where it begins in its file.
     `was_survived`: the process went on for long after that. `is_rank_known`: nothing says whose
     line it is, and `rank` is only the one under which it is kept.
     """

@@ -15,6 +15,7 @@ from distdiag.findings.source import location_of
 from distdiag.views.rank_states import Help, RankState, RankStatus, was_asked_to_end
 
 LAST_ERROR = "Last error:"
+TRACEBACK_HEAD = "Traceback (most recent call last):"
 """NCCL's own words for what went wrong come after it, on a line of their own."""
 MENTIONED_S = 0.1
 MENTIONED_BYTES = 1 << 20
@@ -194,11 +195,17 @@ def raised_phrase(state: RankState) -> str:
 
 
 def cause_line(message: str) -> str:
-    """Return the line of a message that says what was wrong: the first, or NCCL's last error."""
-    lines = [line.strip() for line in message.strip().split("\n")]
+    """Return the line of a message that says what was wrong: the first, or NCCL's last error.
+
+    Where the message carries the traceback of a worker or of another rank, its exception is added.
+    """
+    raw = message.strip().split("\n")
+    lines = [line.strip() for line in raw]
     if LAST_ERROR in lines[:-1]:
         return lines[lines.index(LAST_ERROR) + 1]
-    return lines[0]
+    head = next((n for n, line in enumerate(lines) if TRACEBACK_HEAD in line), len(lines))
+    carried = next((line for line in raw[head + 1 :] if line.strip() and not line[0].isspace()), "")
+    return f"{lines[0]} ({carried.strip()})" if carried else lines[0]
 
 
 def exit_phrase(status: int | None) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.dumps.log_lines import LONGEST_LINE, Speaker, lines_with, streams
+from distdiag.dumps.log_lines import LONGEST_LINE, Speaker, open_log, streams
 from distdiag.dumps.reading import Dump
 from tests.dumps.reading import text
 
@@ -10,7 +10,7 @@ from tests.dumps.reading import text
 def spoken(data):
     anything = [bytes([byte]) for byte in range(256) if byte not in b"\r\n"]
     dump = Dump(path="log", data=data)
-    found = [(*line.speaker[:2], line.text) for line in lines_with(dump, anything)]
+    found = [(*line.speaker[:2], line.text) for line in open_log(dump).lines_with(anything)]
     apart = [(*speaker[:2], line) for speaker, lines in streams(dump) for line in lines()]
     assert sorted(map(str, apart)) == sorted(map(str, found))
     return found
@@ -65,7 +65,10 @@ def test_of_an_endless_line_the_beginning_is_read():
     log = Dump(path="log", data=b"x" * (8 << 20) + b"y\nend")
     (stream,) = streams(log)
     assert [len(line) for line in stream.lines()] == [LONGEST_LINE, 3]
-    assert [len(line.text) for line in lines_with(log, [b"y", b"end"])] == [LONGEST_LINE, 3]
+    assert [len(line.text) for line in open_log(log).lines_with([b"y", b"end"])] == [
+        LONGEST_LINE,
+        3,
+    ]
 
 
 def test_streams_hold_the_lines_of_one_speaker_each():
@@ -97,7 +100,7 @@ def test_a_local_rank_that_is_one_rank_only_is_that_rank_everywhere_in_the_file(
 
 def test_only_lines_that_hold_a_word_are_looked_at():
     log = b"a\nbad 1 worse\r\nc bad\rd\n#2\n 3#\n[rank2]: bad"
-    found = lines_with(Dump(path="log", data=log), [b"bad", b"worse", b"\n#"])
+    found = open_log(Dump(path="log", data=log)).lines_with([b"bad", b"worse", b"\n#"])
     assert [(line.speaker.rank, line.text) for line in found] == [
         (None, "bad 1 worse"),
         (None, "c bad"),

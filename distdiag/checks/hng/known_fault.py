@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.failures import known_fault_of
+from distdiag.checks.shared.failures import is_consequence, known_fault_of
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import FaultLogged
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
@@ -128,7 +128,9 @@ def _is_told_elsewhere(line: FaultLogged, states: Mapping[int, RankState]) -> bo
     """
     state = states.get(line.rank) if line.is_rank_known else None
     known = [state] if state is not None else list(states.values())
-    rows = [row for each in known if (row := known_fault_of(each)) is not None]
+    # HNG001 passes over what only follows from something.
+    told = [each for each in known if not is_consequence(each, states)]
+    rows = [row for each in told if (row := known_fault_of(each)) is not None]
     role = _ROWS[line.fault].role
     calls = {(c.group.name, c.collective_seq_id) for s in states.values() for c in s.waiting[:1]}
     if role == "consequence" and len(calls) == 1:

@@ -14,7 +14,7 @@ from distdiag.checks.shared.failures import (
     is_settled,
     last_word,
 )
-from distdiag.events.base import Value
+from distdiag.events.base import Frame, Value
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     at,
@@ -58,6 +58,8 @@ def _story_of_status(state: RankState) -> endings.Story | None:
             return endings.KILLED_UNSEEN if state.is_reported_only else endings.KILLED
         case status if status == -signal.SIGBUS:
             return endings.BUS_ERROR
+        case _ if _crashed_in(state):
+            return endings.CRASHED_SEEN
         case status if status == -signal.SIGSEGV:
             return endings.SEGMENTATION
         case status if status < 0 and -status not in END_SIGNALS:
@@ -193,14 +195,33 @@ def _message(
         others = RankSet(r for r, s in states.items() if s.status is not RankStatus.FINISHED)
         before = f", before {others.phrase()} had finished" if others else ""
         return f"{subject} {whereabouts(state)}{reason}{at(location)}{before}"
+    if frames := _crashed_in(state):
+        inner = frames[0]
+        where = at(location) or f" ({inner.file.rpartition('/')[2]}:{inner.line})"
+        return f"{subject} {whereabouts(state)}{cause} in {inner.function}{where}"
     call = state.last_call
     last = f"; it had last called {call_phrase(call)}{at(location)}" if call is not None else ""
     ending = f": its last collective contradicted that of rank {peer}" if peer is not None else ""
     return f"{subject} {whereabouts(state)}{cause}{ending}{last}"
 
 
+def _crashed_in(state: RankState) -> tuple[Frame, ...]:
+    """Return the stack that faulthandler printed of the thread in which the process crashed."""
+    seen = state.stacks
+    if seen is None or seen.source != "faulthandler" or not _has_crashed(state):
+        return ()
+    return next((thread.frames for thread in seen.threads if thread.active), ())
+
+
+def _has_crashed(state: RankState) -> bool:
+    status = state.exit_status
+    return status is not None and status < 0 and -status not in END_SIGNALS
+
+
 def _line(state: RankState) -> Location | None:
-    """Return the line that asked for the end, or else that of the last call."""
+    """Return the line that asked for the end or crashed, or else that of the last call."""
+    if frames := _crashed_in(state):
+        return user_location(frames)
     if state.finished is not None and state.finished.frames:
         return user_location(state.finished.frames)
     return call_location(state.last_call) if state.last_call is not None else None

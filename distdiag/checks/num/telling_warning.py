@@ -54,6 +54,13 @@ _CAUSES: Final = {
         "Leave the metric out where there is nothing to average.",
         is_sure=False,
     ),
+    "operator-without-gradient": _Cause(
+        "a backward pass goes through an operator that has no gradient of its own, as collectives "
+        "in place have none: what other ranks made of the value gives no gradient here",
+        "Call the function of `torch.distributed.nn.functional`, or write an autograd function "
+        "whose backward pass does what is meant.",
+        is_sure=False,  # a sum over tensor-parallel ranks passes the gradient on unchanged
+    ),
     "dropped-imaginary-part": _Cause(
         "the imaginary part of a complex tensor is dropped",
         "Use `torch.view_as_real`, or `.real` where that is meant.",

@@ -117,6 +117,12 @@ CRASHED: Final = Story(
     "Read the last lines that this rank wrote (an assertion of C++ or CUDA). Run it again with "
     "`python -X faulthandler` for the line of Python, or look at the core file.",
 )
+CRASHED_SEEN: Final = Story(
+    "The process crashed in native code, below this line of Python: it used memory that is not its "
+    "own, or ended itself on an error that it could not go on from.",
+    "Look at what this line hands to native code, and at the core file. Look first at extensions, "
+    "and at versions of CUDA, NCCL and torch that do not fit together.",
+)
 SHARED_MEMORY: Final = Story(
     "/dev/shm is full or too small: NCCL and data loader workers share memory there, and a "
     "container gets 64 MiB of it unless it is told otherwise.",

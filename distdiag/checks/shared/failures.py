@@ -20,7 +20,7 @@ _PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe"
     r"|network error or a remote process|NetworkError|remote peer|heartbeat"
     r"|tim(ed|e) ?out|remote process exited|nccl communicator was aborted|watchdog"
-    r"|socket|failed to (recv|send)|enforce fail|CollectiveMismatchError",
+    r"|socket|failed to (recv|send)|enforce fail at \S{0,200}gloo|CollectiveMismatchError",
     re.IGNORECASE,
 )
 # Words of NCCL that explain a class of errors and say nothing of this one.
@@ -81,7 +81,10 @@ def first_end(states: States) -> FirstEnd | None:
     # A launcher that has lost patience kills, too: only the first such death is a cause.
     own = [s for s in own if not _may_be_killed_by_launcher(s) or _may_be_first(s, failed[0])]
     if own:
-        ranks = RankSet(s.rank for s in failed if s in own[:1] or _ended_alike(own[0], s))
+        alike = (s for s in failed if s in own or not is_consequence(s, states))
+        ranks = RankSet(s.rank for s in alike if s in own[:1] or _ended_alike(own[0], s))
+        if origin := named_origin(own[0]) & states.keys():
+            return FirstEnd(RankSet(origin))
         is_outside = _were_all_killed(own[0], ranks, states)
         return FirstEnd(ranks, is_outside, _tied(own, ranks))
     if any(state.lost is not None for state in states.values()):
@@ -110,6 +113,17 @@ def last_word(states: States) -> FirstEnd | None:
     return FirstEnd(
         RankSet(s.rank for s in failed if s in raised[:1] or _ended_alike(raised[0], s))
     )
+
+
+# The exception of ``torch.distributed.checkpoint``, which all ranks raise, names those that failed.
+_FAILED_RANKS: Final = re.compile(r"CheckpointException ranks: ?dict_keys\(\[([\d, ]{1,10000})\]\)")
+
+
+def named_origin(state: RankState) -> RankSet:
+    """Return the ranks in which an exception arose that was passed on to others, as it says."""
+    match = _FAILED_RANKS.search(state.raised.message) if state.raised is not None else None
+    ranks = match[1].split(",") if match is not None else ()
+    return RankSet(int(rank) for rank in ranks if rank.strip())
 
 
 def _tied(own: list[RankState], ranks: RankSet) -> tuple[RankSet, ...]:
@@ -261,7 +275,9 @@ def _ended_alike(first: RankState, other: RankState) -> bool:
 
 def _end_key(state: RankState) -> EndKey:
     if state.raised is not None:
-        return (state.raised.type, None, user_location(state.raised.frames))
+        frames = state.raised.frames
+        innermost = Location(frames[0].file, frames[0].line, frames[0].function) if frames else None
+        return (state.raised.type, None, user_location(frames) or innermost)
     frames = state.finished.frames if state.finished is not None else ()
     return (state.status, state.exit_status, user_location(frames))
 

@@ -263,6 +263,16 @@ ROWS: Final = (
         r"[Ww]orker(?: ?proc| ?process)? (?:Vllm)?Worker[-_](?P<rank>\d{1,5}) "
         r"(?:has )?died unexpectedly",
     ),
+    _row(
+        "exit code: ",
+        r"Worker \w{1,60} pid (?P<pid>\d{1,9}) died, exit code: (?P<code>-?\d{1,3})",
+    ),
+    # UCX, which handles the signals of a process that uses it
+    _row(
+        "Caught signal ",
+        rf"\[{_HOST}:(?P<pid>\d{{1,9}}) ?:\d{{1,5}}:\d{{1,9}}\] "
+        r"Caught signal (?P<signal>\d{1,2}) \(",
+    ),
     # SGLang
     _row("scheduler is dead", r"Rank (?P<rank>\d{1,5}) scheduler is dead"),
 )

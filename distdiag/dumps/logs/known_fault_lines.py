@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from distdiag.dumps.log_lines import Speaker, lines_with, streams
+from distdiag.dumps.log_lines import PlacedLine, Speaker, open_log, streams
 from distdiag.dumps.logs.group_messages import rank_in
-from distdiag.dumps.logs.traceback_text import SURVIVED_AFTER
+from distdiag.dumps.logs.traceback_text import SURVIVED_AFTER, lines_survived
+from distdiag.dumps.logs.tracebacks import HEAD
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.events.stacks import FaultLogged
 from distdiag.findings.known_faults import KnownFault, fault_of_line, known_faults
@@ -34,13 +35,17 @@ SIGNS: Final = (
     b"xceeded",
     b"EADDRINUSE",
     b"terminate called",
-    b"atchdog caught",
+    b"atchdog ",
     b"etected",
     b"Assertion `",
     b"oom",
     b"kill",
     b"times out",
     b"timeout",
+    b"imed out",
+    b"access fault",
+    b"temporarily",
+    b"new thread",
     b"fallen off",
     b"async fatal",
     b"have different",
@@ -85,12 +90,16 @@ _DYING: Final = re.compile(
 
 @dataclass
 class _Met:
-    """A fault that one speaker met: the first line of it, and the last."""
+    """A fault that one speaker met: the first line of it, and the last.
+
+    `was_caught`: all its lines are those of exceptions that somebody caught.
+    """
 
     fault: KnownFault
     text: str
     place: int
     last: str
+    was_caught: bool
 
 
 class KnownFaultLines(DumpReader):
@@ -108,14 +117,18 @@ class KnownFaultLines(DumpReader):
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield the faults of each speaker, each once, in the order of their first lines."""
         met: dict[Speaker, dict[str, _Met]] = {}
-        for place, line in enumerate(lines_with(dump, _words_in(dump.data))):
+        log = open_log(dump)
+        caught: frozenset[int] | None = None
+        for line in log.lines_with(_words_in(dump.data)):
             fault = fault_of_line(line.text)
             if fault is not None:
+                if caught is None:
+                    caught = lines_survived(log) if HEAD.encode() in log.data else frozenset()
                 # What nobody signed may name its writer, as messages of process groups do.
                 speaker = line.speaker
                 if speaker == Speaker():
                     speaker = Speaker(rank_in(line.text))
-                _note(met.setdefault(speaker, {}), fault, line.text, place)
+                _note(met.setdefault(speaker, {}), fault, line, is_caught=line.place in caught)
         if not met:
             return
         calm = dict(_calm_lines(dump, met))
@@ -139,11 +152,12 @@ def _words_in(data: bytes) -> list[bytes]:
     return sorted({match.group() for match in _ANY_WORD.finditer(data)})
 
 
-def _note(faults: dict[str, _Met], fault: KnownFault, text: str, place: int) -> None:
-    if fault.id in faults:
-        faults[fault.id].last = text
-    elif len(faults) < MOST_FAULTS:
-        faults[fault.id] = _Met(fault, text, place, text)
+def _note(faults: dict[str, _Met], fault: KnownFault, line: PlacedLine, *, is_caught: bool) -> None:
+    known = faults.get(fault.id)
+    if known is not None and (is_caught or not known.was_caught):
+        known.last = line.text
+    elif known is not None or len(faults) < MOST_FAULTS:
+        faults[fault.id] = _Met(fault, line.text, line.place, line.text, is_caught)
 
 
 def _calm_lines(dump: Dump, met: dict[Speaker, dict[str, _Met]]) -> Iterator[tuple[str, int]]:
@@ -170,5 +184,5 @@ def _event(speaker: Speaker, met: _Met, path: str, num_calm: int) -> FaultLogged
         text=met.text.strip()[:LONGEST_TEXT],
         file=path,
         place=met.place,
-        was_survived=met.fault.where != "kernel" and num_calm >= SURVIVED_AFTER,
+        was_survived=met.was_caught or (met.fault.where != "kernel" and num_calm >= SURVIVED_AFTER),
     )

@@ -11,7 +11,7 @@ from typing import Final
 
 from distdiag.checks.shared.failures import says_peer_is_gone
 from distdiag.dumps.log_lines import Log, Speaker, open_log
-from distdiag.dumps.log_prefixes import speaker_in, untimed
+from distdiag.dumps.log_prefixes import LONGEST_PREFIX, speaker_in, untimed
 from distdiag.dumps.logs.survival import SURVIVED_AFTER, has_failed, has_survived
 from distdiag.dumps.logs.tracebacks import HEAD, NAMED_EXCEPTION, Chain, chain_at, text_of
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
@@ -48,7 +48,8 @@ _LAUNCHER: Final = frozenset(
 )
 # Launchers that raise a general exception for the same.
 _LAUNCHERS_FILE: Final = re.compile(
-    r"/(?:accelerate/(?:commands|test_utils)/|deepspeed/launcher/|torch/distributed/(?:run|launch)\.py)"
+    r"/(?:accelerate/(?:commands|test_utils)/|deepspeed/launcher/|torch/distributed/(?:run|launch)\.py"
+    r"|torch/multiprocessing/spawn\.py)"
 )
 # In torchrun's summary the traceback that `record` has kept is a field like the exit code.
 _FIELD: Final = re.compile(r"\s{0,8}traceback : ")
@@ -58,7 +59,6 @@ _RANK: Final = re.compile(r"\brank\s{0,8}: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 # The prefix of a logger: brackets first; and a word by which it tells of a failure.
 _LOG_HEAD: Final = re.compile(r"(?:[\[(][^\[\]()]{1,120}[\])] ?){1,4}")
 _FAILS: Final = re.compile(r"\b(?:ERROR|CRITICAL|[Ee]xception|[Ff]ail(?:ed|ure)|[Cc]rashed)\b")
-_PID: Final = re.compile(r"\bpid[= ](\d{1,9})\b")
 
 
 class TracebackText(DumpReader):
@@ -84,9 +84,9 @@ class TracebackText(DumpReader):
                 yield RankDump(
                     rank=owner.rank,
                     local_rank=owner.local_rank,
-                    label=label_of(owner),
+                    label=owner.name,
                     node=owner.label if owner.local_rank is not None else "",
-                    pid=pid_of(owner),
+                    pid=owner.pid,
                     place=found.place,
                     events=(found.event,),
                     path=dump.path,
@@ -94,17 +94,17 @@ class TracebackText(DumpReader):
                 )
 
 
-def label_of(speaker: Speaker) -> str:
-    """Return what a process is called if no more of it comes to be known."""
-    if speaker.local_rank is None:
-        return speaker.label
-    return f"{speaker.label} local rank {speaker.local_rank}".strip()
-
-
-def pid_of(speaker: Speaker) -> int | None:
-    """Return the process number that a label holds."""
-    match = _PID.search(speaker.label)
-    return int(match[1]) if match else None
+def lines_survived(log: Log) -> frozenset[int]:
+    """Return where the lines begin of tracebacks that somebody caught, or that Python ignored."""
+    failed = has_failed(log)
+    found: set[int] = set()
+    for speaker, spans in log.streams().items():
+        for part in _Stream(log, log.resolved(speaker), spans, failed=failed).survived():
+            for start in part:
+                low = max(0, start - LONGEST_PREFIX)
+                ends = (log.data.rfind(end, low, start) for end in (b"\n", b"\r"))
+                found.add(max(low, *(end + 1 for end in ends)))
+    return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,12 @@ class _Stream:
                 yield self._found(owner, chain, MAIN_THREAD)
         for name, chain in threads[:MOST_THREADS]:
             yield self._found(self._speaker, chain, name)
+
+    def survived(self) -> Iterator[array[int]]:
+        """Yield where the lines begin of each traceback after which the process went on."""
+        for chain in self._chains(is_pure=self._speaker != Speaker()):
+            if chain.before.startswith(_IGNORED) or self._has_survived(chain):
+                yield self._spans[2 * chain.start : 2 * chain.end : 2]
 
     def _cause_of(self, found: list[Chain]) -> Chain:
         """Return the exception that counts among those that nobody signed.
@@ -214,7 +220,8 @@ class _Stream:
             found = _RANK.findall(fields)
             return Speaker(int(found[-1][0]), int(found[-1][1])) if found else None
         own = self._log.text(start, self._spans[2 * chain.start + 1]).partition(HEAD)[0]
-        for text in (own, above):
+        # What stands before the head in its own line was written by whom that line is of.
+        for text in (own,) if own.strip() else (above,):
             head = _LOG_HEAD.match(text)
             if head is not None and _FAILS.search(text):
                 speaker = self._log.named(speaker_in(untimed(head[0])))

@@ -33,7 +33,10 @@ _CONNECTORS: Final = (
     "During handling of the above exception, another exception occurred:",
 )
 # A worker's traceback, which the parent's exception carries as a part of its message.
-_CARRIED: Final = re.compile(r"\s*(?:Original Traceback|Traceback) \(most recent call last\):$")
+_CARRIED: Final = re.compile(
+    r"\s*(?:Original Traceback|Traceback) \(most recent call last\):(?: \(RANK \d{1,6}\)\s*)?$"
+)
+_CARRIES: Final = ("Caught ", "CheckpointException ranks:")
 # What begins a line of a log that is no continuation of a message.
 LOG_LINE: Final = re.compile(
     r"\[?[IWEF]\d{3,4} |\[?\d{4}-\d\d-\d\d|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[rank"
@@ -260,7 +263,7 @@ def _rest_of_message(cursor: _Cursor, block: Block, text: list[str], *, is_pure:
             or _NCCL_REST.match(line) is not None
             or (block.message.endswith("Last error:") and not LOG_LINE.match(line))
         )
-        if _CARRIED.match(line) and block.message.startswith("Caught "):
+        if _CARRIED.match(line) and block.message.startswith(_CARRIES):
             carried = _block(cursor, text)
             block.message += f" ({carried.type}: {carried.message})"
         elif not is_ours or HEAD in line or (LOG_LINE.match(line) and not _NCCL_REST.match(line)):

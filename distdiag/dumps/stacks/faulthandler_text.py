@@ -113,7 +113,8 @@ class FaulthandlerText(DumpReader):
                     events=tuple(events),
                     path=dump.path,
                     source=self.name,
-                    label=label,
+                    label=speaker.name or label,
+                    pid=speaker.pid,
                 )
 
 

@@ -1,0 +1,175 @@
+"""What ``analyze`` says of excerpts as people paste them into reports, whose truth is known.
+
+The files in ``postmortem/reported`` are called after the report that shows such a log: its lines
+are those of the libraries, shortened, with made-up names and numbers. Those in
+``postmortem/healthy`` are of jobs that went well, and mention errors in passing.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from distdiag.analysis import analyze
+from distdiag.events.errors import UsageError
+from distdiag.findings.finding import Severity
+
+INPUTS = Path(__file__).parent / "postmortem"
+
+
+class Truth(NamedTuple):
+    """The one alarm, or the note where a log tells neither cause nor culprit; "": nobody is named.
+
+    `who` are ranks, or the name of a process.
+    """
+
+    code: str
+    severity: str
+    who: str
+    words: tuple[str, ...] = ()
+
+
+def raised(who, *words, severity="error"):
+    return Truth("HNG001", severity, who, words)
+
+
+def died(who, *words, severity="error"):
+    return Truth("HNG002", severity, who, words)
+
+
+def met(*words, who="", severity="error"):
+    return Truth("HNG019", severity, who, words)
+
+
+def follows(*words):
+    return met(*words, "which follows from something else", severity="info")
+
+
+STUCK_TP = "TP3 is at penaltylib/min_new_tokens.py:78, while TP0, TP1, TP2 wait in broadcast"
+REPORTED = {
+    "arjuna-52": died("pid=8156", "SIGKILL for want of memory"),
+    "art-201": died("1", "rank 1 died"),
+    "ascend-43": died("one of local ranks 0-7", "SIGABRT"),
+    "ascend-48": follows("An NPU did not end its tasks"),
+    "awsome-192": met("rank 10 wrote", "127.0.0.1<45069>", "could not connect to a peer", who="10"),
+    "axolotl-1268": died("7", "SIGKILL"),
+    "axolotl-1670": Truth(
+        "HNG016", "info", "", ("rank 1 waits in all_gather #2263", "rank 0 left")
+    ),
+    "ccl-54": met("oneCCL failed", "error while creating worker thread"),
+    "ccl-tagged": raised("0-1", "could not open device directory", "/data/train.py:31"),
+    "chinese-llama-274": raised("", "never reached, the node that holds the rendezvous"),
+    "club-58": raised("EngineCore pid=104", "CUDA out of memory", "before APIServer pid=1"),
+    "dcp-exception": raised("3", "OSError: [Errno 28] No space left", "before ranks 0-2 failed"),
+    "deim-105": follows("ranks 0-2 wrote", "watchdog of a process group"),
+    "determined-8915": died("", "since the job was cancelled", severity="info"),
+    "funasr-2006": Truth("HNG016", "info", "", ("rank 14 waits in all_reduce #15734",)),
+    "gpud-1209": met("fallen off the bus", "lost the GPU"),
+    "hafs-101": died("289", "SIGBUS"),
+    "hkproj-1": met("10.0.0.14<52822> failed : No route to host", "could not connect to a peer"),
+    "k8s-125": raised("a process in", "host not found", "cannot be resolved here"),
+    "k8s-2008": died("kubeflow.pytorch-simple-worker-0", "exited with status 1"),
+    "lightning-151": raised("0", "AttributeError: Can't get attribute 'Net'"),
+    "lightning-9388": raised("1", "ValueError: bad sample", "/data/train.py:31", "before rank 0"),
+    "llamafactory-6953": died("", "local rank 0 waited in vain", severity="warning"),
+    "llamafactory-7396": Truth("HNG016", "error", "", ("ranks 0-5 wait in all_reduce #1580",)),
+    "llamafactory-8261": follows("ranks 1,6 wrote", "did not end within the timeout"),
+    "megatron-516": died("pid=5279, pid=5283", "SIGBUS"),
+    "nccl-1409": Truth(
+        "COL002", "error", "7", ("all_reduce on ranks 0-6 but broadcast on rank 7",)
+    ),
+    "nccl-1529": raised("1", "nvmlDeviceGetHandleByPciBusId() failed", "cannot see"),
+    "nccl-1814": met("process 984 on node0 (GPU 4)", "retry exceeded"),
+    "nccl-241": died("8", "exited with status 3"),
+    "nccl-849": Truth("COL001", "error", "4-7", ("ranks 4-7 never called monitored_barrier",)),
+    "nccl-928": met("denied access to local memory"),
+    "nccl-975": met("process 12251 on node1 (GPU 5)", "could not connect to a peer"),
+    "nemo-12203": raised("3", "Stale file handle", "/data/pretrain.py:40"),
+    "openrlhf-1126": follows("ranks 0-7 wrote", "from  rank 34"),
+    "pytorch-107021": met("never reached, the node that holds the rendezvous"),
+    "pytorch-118369": follows("ranks 0,3,7 wrote"),
+    "pytorch-135486": died("0", "SIGSEGV in barrier at /data/1.basic.py:11"),
+    "pytorch-140969": Truth(
+        "COL001", "error", "3-7", ("never called all_reduce #31117", "called at /data/model.py:650")
+    ),
+    "pytorch-149984": met("A system call failed inside NCCL"),
+    "pytorch-61839": died("a process in", "SIGSEGV"),
+    "pytorch-64926": met("never reached, the node that holds the rendezvous"),
+    "pytorch-72034": raised("a process in", "DataLoader worker (pid 29001) is killed"),
+    "pytorch-77030": Truth("COL002", "error", "0", ("ranks 1-7 but reduce on rank 0",)),
+    "rayfed-41": died("pid=1377, ip=10.0.0.146"),
+    "recbole-2069": raised("", "rank 5 lost a peer", severity="warning"),
+    "returnn-1484": follows("A message of gloo did not come"),
+    "rocm-fault": died("1", "SIGABRT"),
+    "sglang-12076": Truth("HNG017", "warning", "TP3", (STUCK_TP,)),
+    "sglang-17941": Truth("HNG017", "info", "", ("PP1_TP0, PP2_TP0 wait", "PP0_TP0 waits")),
+    "sglang-3745": died("", "SIGSEGV in all_reduce at", "parallel_state.py:414"),
+    "sglang-3752": follows("made no progress for the time of its watchdog"),
+    "sglang-7783": follows("made no progress for the time of its watchdog"),
+    "simpletuner-1880": raised("0", "AssertionError"),
+    "torchtune-2676": met("never reached, the node that holds the rendezvous"),
+    "torchforge-568": raised("0", "unexpected pos 704 vs 598", "could not write all of a file"),
+    "tusas-149": died("1-3", "SIGKILL for want of memory"),
+    "unsloth-10": died("3", "exited with status 1"),
+    "verl-472": died("WorkerDict pid=27497, ip=10.0.0.1"),
+    "verl-4921": died("WorkerDict pid=87687, ip=10.0.0.5"),
+    "vllm-11737": raised("1", "an illegal memory access", "before rank 0 failed"),
+    "vllm-15182": raised("3", "CUDA out of memory"),
+    "vllm-15295": died("", "was ended from outside by SIGTERM", severity="info"),
+    "vllm-15687": died("RayWorkerWrapper pid=336", "SIGSEGV in __init__ (pynccl.py:99)"),
+    "vllm-17939": raised("1", "an illegal memory access was encountered"),
+    "vllm-ascend-1443": raised("", "train pid=8464 lost a peer", severity="warning"),
+    "vlm-r1-257": follows("watchdog got stuck for 480 seconds"),
+}
+
+
+@pytest.mark.parametrize(("name", "truth"), REPORTED.items(), ids=list(REPORTED))
+def test_a_reported_log_is_judged_rightly(name, truth):
+    report = analyze([INPUTS / "reported" / f"{name}.log"])
+    alarms = [f for f in report.findings if f.severity is not Severity.INFO]
+    found = alarms or list(report.findings)
+    assert [(f.code, str(f.severity)) for f in found] == [(truth.code, truth.severity)], found
+    (finding,) = found
+    for word in truth.words:
+        assert word in finding.message
+    labels = {info.rank: info.label for info in report.run.ranks}
+    if truth.who[:1].isdigit():
+        assert str(finding.ranks) == truth.who
+        assert not any(labels.get(rank) for rank in finding.ranks)
+    elif truth.who:
+        assert truth.who in finding.message
+        assert all(labels[rank] for rank in finding.ranks)
+        assert finding.ranks
+    elif finding.code != "HNG002":
+        assert not finding.ranks
+
+
+def test_a_note_tells_why_a_process_died_of_which_only_the_end_was_seen():
+    notes = {
+        name: " ".join(
+            f.message
+            for f in analyze([INPUTS / "reported" / f"{name}.log"]).findings
+            if f.code == "HNG019"
+        )
+        for name in ("verl-472", "rocm-fault")
+    }
+    assert "No further thread or process could be started" in notes["verl-472"]
+    assert "used memory that is not mapped there" in notes["rocm-fault"]
+
+
+def test_a_crash_that_faulthandler_saw_asks_for_no_faulthandler():
+    (finding,) = analyze([INPUTS / "reported" / "sglang-3745.log"]).findings
+    assert "faulthandler" not in finding.fix
+
+
+HEALTHY = sorted(path.stem for path in (INPUTS / "healthy").iterdir())
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_log_that_mentions_errors_gives_no_alarm(name):
+    try:
+        report = analyze([INPUTS / "healthy" / f"{name}.log"])
+    except UsageError as error:
+        assert str(error).startswith("nothing that can be checked was found")
+        return
+    assert [f.message for f in report.findings if f.severity is not Severity.INFO] == []
