@@ -205,7 +205,7 @@ def _file_settings(named: str | Path | None) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits is no error of TOML
         raise UsageError(f"{path}: not valid TOML: {_first_line(error)}") from None
     settings: dict[str, Any] = {}
     for written, value in table.items():

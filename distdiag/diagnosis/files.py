@@ -7,11 +7,12 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from distdiag.events.errors import DamagedFileError
-from distdiag.record.regular_file import open_regular
+from distdiag.record.regular_file import open_regular, read_all
 
 HEAD_BYTES: Final = 8 << 20
 TAIL_BYTES: Final = 24 << 20
@@ -44,10 +45,10 @@ def read_whole(path: Path, most_bytes: int) -> bytes:
 
     """
     with _opened(path) as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise DamagedFileError(f"{path}: larger than {most_bytes >> 20} MiB")
-    return data
+        try:
+            return read_all(file, path, most_bytes)
+        except OSError as error:
+            raise DamagedFileError(f"{path}: {error.strerror}") from None
 
 
 def read_pieces(path: Path) -> tuple[Piece, ...]:
@@ -70,7 +71,7 @@ def read_pieces(path: Path) -> tuple[Piece, ...]:
             raise DamagedFileError(f"{path}: a damaged gzip file: {error}") from None
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> BufferedReader:
     """Open a regular file, and nothing that could make the reader wait."""
     try:
         if any(str(path.resolve()).startswith(f"{root}/") for root in _FOREIGN):

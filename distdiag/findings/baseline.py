@@ -9,6 +9,7 @@ import msgspec
 from distdiag.events.errors import UNDECODABLE, UsageError
 from distdiag.findings.finding import Finding
 from distdiag.findings.fingerprint import encodable, fingerprint_of
+from distdiag.record.regular_file import read_regular
 from distdiag.record.visible import json_text
 
 VERSION: Final = 1
@@ -86,9 +87,7 @@ def read_baseline(path: Path) -> Baseline:
 
     """
     try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{path}: too large for a baseline")
-        baseline = msgspec.json.decode(path.read_bytes(), type=Baseline)
+        baseline = msgspec.json.decode(read_regular(path, LARGEST), type=Baseline)
     except OSError as error:
         raise UsageError(f"baseline {path}: cannot be read: {error.strerror}") from None
     except UNDECODABLE as error:

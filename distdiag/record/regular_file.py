@@ -3,15 +3,17 @@
 import errno
 import os
 import stat
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
+_PIECE: Final = 1 << 18
 LARGEST: Final = 16 << 20
 """So many bytes has a file of a run directory at most that is read whole; with thousands of ranks
 the largest of them (who was launched, on which node) stays below one MiB."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file to be read from its beginning.
 
     Raises:
@@ -36,10 +38,22 @@ def read_regular(path: Path, most_bytes: int = LARGEST) -> bytes:
 
     """
     with open_regular(path) as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"larger than {most_bytes >> 20} MiB", str(path))
-    return data
+        return read_all(file, path, most_bytes)
+
+
+def read_all(file: BufferedIOBase, path: Path, most_bytes: int) -> bytes:
+    """Return the rest of a file, with memory for what it holds and not for what it might hold.
+
+    Raises:
+        OSError: there is more, or it cannot be read.
+
+    """
+    data = bytearray()
+    while piece := file.read(_PIECE):
+        data += piece
+        if len(data) > most_bytes:
+            raise OSError(errno.EFBIG, f"larger than {most_bytes >> 20} MiB", str(path))
+    return bytes(data)
 
 
 def read_head(path: Path, size: int) -> bytes:

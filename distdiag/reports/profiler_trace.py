@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
+from distdiag.record.regular_file import open_regular, read_all
 
 LARGEST: Final = 1 << 30
 """A trace that is longer when it is unpacked, in bytes, is not read."""
@@ -70,14 +72,12 @@ class ProfilerTrace:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if is_packed else path.open("rb") as stream:
-            data = stream.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise UsageError(f"{path}: too large for a trace of a profiler")
+        with open_regular(path) as file:
+            is_packed = file.peek(2)[:2] == b"\x1f\x8b"
+            with gzip.open(file) if is_packed else file as stream:
+                data = read_all(stream, path, LARGEST)
         return msgspec.json.decode(data, type=dict[str, Any])
-    except (gzip.BadGzipFile, EOFError, *UNDECODABLE):
+    except (gzip.BadGzipFile, zlib.error, EOFError, *UNDECODABLE):
         raise DamagedFileError(f"{path}: not a trace of torch's profiler") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
