@@ -78,6 +78,11 @@ class NonFinite(Event, frozen=True, kw_only=True):
     site: CallSite = CallSite(())
     are_modules_read: bool = True
 
+    @property
+    def model(self) -> str:
+        """The model in which it begins, as far as that is known."""
+        return self.places[0].model if self.places else ""
+
 
 class NearOverflow(Event, frozen=True, kw_only=True):
     """The output of a module came near the largest number of its dtype.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import fields
+from itertools import chain
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
 from distdiag.events.base import Event
@@ -62,13 +63,14 @@ class Thing(NamedTuple):
 
 def things_in(seen: object) -> tuple[Thing, ...]:
     """Return what a view or an event names: itself, or the events that it holds `by_rank`."""
-    by_rank = getattr(seen, "by_rank", {})
-    named = [seen, *(each for each in by_rank.values() if isinstance(each, Event))]
-    found = {
-        Thing(kind, getattr(value, "label", value)): None
-        for each in named
-        for field, kinds in _FIELDS.items()
-        if (value := getattr(each, field, None))
-        for kind in kinds
-    }
+    by_rank = getattr(seen, "by_rank", None)
+    held = by_rank.values() if isinstance(by_rank, Mapping) else ()
+    events = chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in held)
+    found: dict[Thing, None] = {}
+    for each in (seen, *(event for event in events if isinstance(event, Event))):
+        for field, kinds in _FIELDS.items():
+            value = getattr(each, field, "")
+            name = getattr(value, "label", value)  # of a process group
+            if isinstance(name, str) and name:
+                found |= {Thing(kind, name): None for kind in kinds}
     return tuple(found)

@@ -116,6 +116,8 @@ def test_one_change_is_recorded_and_more_than_one_is_pointed_out(tmp_path):
         "argument --bf16, argument --lr",
     ]
     assert "  - argument --lr: 1 -> 2\n" in text
+    notes = [entry.says("not known") for entry in entries_of(text, "E")]
+    assert notes == ["", "", "which of these changes did what this run shows"]
     (remark,) = remarks
     assert remark.startswith("E3 changes 2 things at once (argument --bf16, argument --lr): ")
 

@@ -6,9 +6,13 @@ from distdiag.engine.creations import Creations
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import GroupCreated
 from distdiag.events.models import ObjectCreated, ObjectKind
+from distdiag.events.numerics import NonFinite, NonFinitePlace
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.base import Thing
 from distdiag.views.models import ContentView
+from distdiag.views.numerics import NonFiniteView
+from tests.checks import updates
 from tests.engine.stream import Job
 
 VIEW = ContentView("Net", 0, {})
@@ -85,3 +89,20 @@ def test_a_finding_about_calls_says_where_their_group_was_made():
     assert last.summary == "process group g(0, 1): made here"
     assert str(last.location) == "train.py:3"
     assert last.ranks == RankSet([0, 1])
+
+
+def test_what_the_events_of_a_view_name_is_named():
+    seen = updates.view(updates.looks(updates.tensor()), updates.looks(updates.tensor()))
+    look = seen.any_look
+    assert set(seen.things) == {
+        Thing(ObjectKind.OPTIMIZER, look.optimizer),
+        Thing(ObjectKind.MODEL, look.model),
+    }
+
+
+def test_the_model_in_which_numbers_stop_being_finite_is_named():
+    place = NonFinitePlace("forward", "Net", "fc", "Linear", "the output", "nan", 3)
+    common = {"seq": 0, "time_ns": 0, "window": 0, "outcome": "", "num_places": 1}
+    events = {rank: NonFinite(rank=rank, places=(place,), **common) for rank in (0, 1)}
+    view = NonFiniteView(step=0, by_rank=events, is_harmful=True)
+    assert view.things == (Thing(ObjectKind.MODEL, "Net"),)

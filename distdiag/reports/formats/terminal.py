@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -209,7 +208,9 @@ class _Writer:
         page = self._page
         page.write_label("evidence", page.who(ranks) if ranks else "rank not known")
         most = MOST_DETAILS if self._verbose else MOST_ENTRIES
-        for entry in islice(entries, most):
+        # The last one sums up, or says where that was made which the finding names.
+        shown = entries if len(entries) <= most else [*entries[: most - 1], entries[-1]]
+        for entry in shown:
             summary = shown_text(entry.summary)
             place = entry.location
             where = _where(place) if place is not None else ""
