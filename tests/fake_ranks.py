@@ -190,7 +190,7 @@ class FakeJob:
             start_new_session=True,
         )
 
-    def wait(self, timeout_s=30) -> str:
+    def wait(self, timeout_s=60) -> str:
         """Wait for the monitor to end by itself; return what it wrote to stderr."""
         _, stderr = self.monitor.communicate(timeout=timeout_s)
         return stderr
@@ -201,14 +201,14 @@ class FakeJob:
     def verdict(self) -> Verdict:
         return msgspec.json.decode(self.run_dir.verdict.read_bytes(), type=Verdict)
 
-    def until(self, is_true, timeout_s=20):
+    def until(self, is_true, timeout_s=60):
         """Wait until something is true."""
         deadline = time.monotonic() + timeout_s
         while not is_true():
             assert time.monotonic() < deadline, "it did not become true in time"
             time.sleep(0.02)
 
-    def until_report(self, is_true, timeout_s=20):
+    def until_report(self, is_true, timeout_s=60):
         """Wait until the report on disk says something."""
         path = self.run_dir.report
         self.until(lambda: path.exists() and is_true(self.report()), timeout_s)

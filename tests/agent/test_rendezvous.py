@@ -134,9 +134,10 @@ def test_a_rank_that_raised_waits_for_the_address_if_it_can_come(tmp_path, store
 
 
 def test_nobody_waits_where_there_is_no_store(tmp_path):
-    point = Rendezvous(RunDir(tmp_path, 0), launch(2), threading.Event())
-    point.wait(3600)  # the time limit of the test is what ends it otherwise
-    assert read_reporter_address(point.run_dir) is None
+    run_dir = RunDir(tmp_path, 0)
+    # The time limit of the test is what ends it otherwise.
+    Rendezvous(run_dir, launch(2), threading.Event()).wait(3600)
+    assert read_reporter_address(run_dir) is None
 
 
 def test_torch_is_left_for_the_script_to_import(tmp_path):

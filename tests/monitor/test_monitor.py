@@ -156,7 +156,7 @@ def test_a_death_comes_before_the_exception_that_it_causes(tmp_path):
 def test_a_missing_rank_is_reported_after_the_threshold_with_its_line(tmp_path):
     missing = f"rank.all_reduce()\ndef stuck():\n    {ALIVE}stuck()\n"
     with FakeJob(tmp_path / "run", [TRAIN_FOR_EVER, missing], hang_timeout_s=2.0) as job:
-        job.until_report(lambda report: report.run.outcome is Outcome.HUNG, 60)
+        job.until_report(lambda report: report.run.outcome is Outcome.HUNG)
         report = job.report()
     assert codes(report)
     (finding,) = [finding for finding in report.findings if finding.severity == "error"]
