@@ -22,6 +22,7 @@ from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, RankStarted,
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
+from distdiag.findings.source import source_only_below
 from distdiag.findings.store import with_earlier
 from distdiag.record.redaction import redacted
 from distdiag.reports.builder import say
@@ -276,6 +277,13 @@ def analyze(
     evidence = gather(paths, ranks_by_file or {}, progress, stream)
     for problem in evidence.problems:
         complain(problem)
+    with source_only_below(evidence.source_folders):
+        return _judged(evidence, catalogue, selection)
+
+
+def _judged(
+    evidence: Evidence, catalogue: Mapping[str, type[Check[Any]]], selection: Selection
+) -> Report:
     config = evidence.config
     unable = _unable(evidence, catalogue)
     engine = Engine(

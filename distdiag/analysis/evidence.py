@@ -88,6 +88,21 @@ class Evidence:
         return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
     @property
+    def source_folders(self) -> Iterator[Path]:
+        """The folders whose source may be quoted: this one, and those of the runs that were given.
+
+        What a run says of itself counts unless that is the home directory or a folder above it.
+        """
+        yield Path.cwd()
+        files = filter(None, (folder.launch_file for folder in self.folders))
+        for file in files:
+            script = next((word for word in file.command if word.endswith(".py")), "")
+            for named in (Path(file.cwd), (Path(file.cwd) / script).parent):
+                with suppress(OSError, ValueError, RuntimeError):  # no folder has such a name
+                    if not Path.home().is_relative_to(named.resolve()):
+                        yield named.resolve()
+
+    @property
     def observed(self) -> RankSet:
         """The ranks of which anything is known."""
         of_folders = (rank for folder in self.folders for rank in folder.ranks)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
-from distdiag.findings.finding import Report
+from distdiag.findings.finding import Report, Severity
 from distdiag.record.visible import json_text
 from distdiag.record.wire import decode_rank_set, plain
 
@@ -37,9 +37,12 @@ def decode_report(text: bytes) -> Report:
 
     """
     try:
-        return msgspec.json.decode(text, type=Report, dec_hook=decode_rank_set)
+        report = msgspec.json.decode(text, type=Report, dec_hook=decode_rank_set)
     except UNDECODABLE as error:
         raise DamagedFileError(f"not a distdiag report: {error}") from None
+    if report.fail_on not in (*Severity, "never"):
+        raise DamagedFileError(f"not a distdiag report: no finding is as bad as {report.fail_on}")
+    return report
 
 
 def report_schema() -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """What a line of user code stands in: its text, the conditions before it, the loops around it."""
 
 import ast
+import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, takewhile
@@ -216,11 +219,43 @@ def are_exclusive(first: Frame, second: Frame) -> bool:
     return in_body[0] != in_body[1]
 
 
-@lru_cache(maxsize=64)
+@contextmanager
+def source_only_below(folders: Iterable[Path]) -> Iterator[None]:
+    """Read no source meanwhile but what lies below these folders, links followed.
+
+    A dump of a stranger may name any file of this machine; no line of it gets into a report.
+    """
+    before = _BELOW.set(tuple(sorted({os.path.realpath(folder) for folder in folders})))
+    _forget_source()
+    try:
+        yield
+    finally:
+        _BELOW.reset(before)
+        _forget_source()
+
+
+_BELOW: Final[ContextVar[tuple[str, ...] | None]] = ContextVar("source_only_below", default=None)
+
+
+def _forget_source() -> None:
+    guards.cache_clear()
+    loop_lines.cache_clear()
+    _read_file.cache_clear()
+
+
 def _read(path: str) -> _Source:
-    # Only Python files: a foreign dump could name any file and have a line of it in a report.
+    return _read_file(path, _BELOW.get())
+
+
+@lru_cache(maxsize=64)
+def _read_file(path: str, below: tuple[str, ...] | None) -> _Source:
+    # Only Python files, whoever names them.
     file = Path(path)
     try:
+        if below is not None:
+            file = Path(os.path.realpath(path))
+            if not any(file.is_relative_to(folder) for folder in below):
+                return _Source()
         if file.suffix != ".py" or not file.is_file() or file.stat().st_size > _MAX_BYTES:
             return _Source()
         text = file.read_text(encoding="utf-8-sig", errors="replace")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
@@ -36,7 +36,7 @@ class ProfilerTrace:
         document = _read(path)
         events = document.get("traceEvents")
         base_ns = document.get("baseTimeNanoseconds", 0)
-        if not isinstance(events, list) or not isinstance(base_ns, int):
+        if not isinstance(events, list) or not _is_time(base_ns):
             raise DamagedFileError(f"{path}: not a trace of torch's profiler")
         self._events: Sequence[object] = events
         self._base_ns = base_ns
@@ -44,7 +44,8 @@ class ProfilerTrace:
         if rank is None:
             raise UsageError(f"{path}: nothing tells which rank this trace is of: name it rank-N")
         self.rank = rank
-        self._own_pids = {pid for pid, of in pids.items() if of == rank}
+        # No set: a trace may have anything in the place of a pid.
+        self._own_pids = tuple(pid for pid, of in pids.items() if of == rank)
 
     def events(self, base_ns: int) -> Iterator[dict[str, Any]]:
         """Yield its events; `base_ns` is the unix time of microsecond 0.
@@ -57,7 +58,7 @@ class ProfilerTrace:
             if not isinstance(event, dict):
                 continue
             moved = dict(event)
-            if isinstance(moved.get("ts"), int | float):
+            if isinstance(moved.get("ts"), float) or _is_time(moved.get("ts")):
                 moved["ts"] += shift_us
             if moved.get("pid") in self._own_pids:
                 if moved.get("name") in ("process_name", "process_sort_index", "process_labels"):
@@ -68,6 +69,10 @@ class ProfilerTrace:
             if "id" in moved:  # flows of two traces must not meet
                 moved["id"] = f"{self.rank}.{moved['id']}"
             yield moved
+
+
+def _is_time(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and abs(value) < 1 << 63
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -88,13 +93,9 @@ def _rank_of(path: Path, document: Mapping[str, Any], pids: Mapping[int, int]) -
     rank = told.get("rank") if isinstance(told, dict) else None
     if isinstance(rank, int):
         return rank
-    seen = {event.get("pid") for event in document["traceEvents"] if isinstance(event, dict)}
-    ranks = {pids[pid] for pid in _numbers(seen) if pid in pids}
+    seen = (event.get("pid") for event in document["traceEvents"] if isinstance(event, dict))
+    ranks = {pids[pid] for pid in seen if isinstance(pid, int) and pid in pids}
     if len(ranks) == 1:
         return ranks.pop()
     named = _RANK_IN_NAME.search(path.name)
     return int(named[1]) if named else None
-
-
-def _numbers(values: Collection[object]) -> list[int]:
-    return [value for value in values if isinstance(value, int)]

@@ -11,6 +11,8 @@ from distdiag.reports.terminal_page import TerminalPage
 from distdiag.reports.words import count, ranks_by_key, shown_text
 
 MOST_GROUPS: Final = 12
+MOST_IGNORED: Final = 1000
+"""So many findings that do not count are listed with --verbose, as of those that do."""
 MOST_FILES: Final = 4
 """More files of one kind in one folder are shown as one line."""
 
@@ -66,9 +68,13 @@ def write_ignored(page: TerminalPage, report: Report, *, verbose: bool) -> None:
     known = ", ".join(f"{count(number, 'finding')} {way}" for number, way in ways if number)
     if known:
         page.write(f"{known}.{'' if verbose else ' --verbose lists them.'}", indent=0)
-    for each in report.ignored if verbose else ():
+    if not verbose:
+        return
+    for each in report.ignored[:MOST_IGNORED]:
         page.write(shown_text(one_line(each.finding).removeprefix("distdiag: ")))
         page.write(f"ignored by {each.by}{f': {each.reason}' if each.reason else ''}", indent=6)
+    if (more := len(report.ignored) - MOST_IGNORED) > 0:
+        page.write(f"and {count(more, 'more finding')}: see report.json")
 
 
 def write_run(page: TerminalPage, report: Report, *, verbose: bool) -> None:

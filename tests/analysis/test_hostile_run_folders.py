@@ -1,14 +1,18 @@
 """Run directories in which somebody has put something else in the place of a file."""
 
+import json
 import os
 import random
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
 from distdiag.analysis import analyze
+from distdiag.analysis.evidence import gather
 from distdiag.events.errors import DamagedFileError, UsageError
+from distdiag.findings.report_json import encode_report
 from distdiag.record.run_dir import MOST_RANKS
 from distdiag.reports import read_report
 from tests.fake_ranks import FakeJob
@@ -80,6 +84,55 @@ def test_nobody_counts_to_a_number_of_ranks_that_cannot_be(run):
         re.sub(r'"world_size":\s*2', f'"world_size":{MOST_RANKS + 1}', path.read_text())
     )
     assert analyze([run]).run.world_size == 2
+
+
+def quoted(report, text):
+    return text in encode_report(report).decode()
+
+
+def test_a_line_of_a_file_that_a_dump_names_is_quoted_from_below_the_current_folder_only(
+    tmp_path, monkeypatch
+):
+    source = tmp_path / "elsewhere" / "settings.py"
+    source.parent.mkdir()
+    source.write_text("def main():\n    secret = 'of mine'\n")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link.py").symlink_to(source)
+    log = tmp_path / "rank_0.log"
+    for named in (source, tmp_path / "here" / "link.py"):
+        log.write_text(
+            f'Traceback (most recent call last):\n  File "{named}", line 2, in main\n'
+            "RuntimeError: no\n"
+        )
+        monkeypatch.chdir(tmp_path / "here")
+        assert not quoted(analyze([log]), "of mine")
+        monkeypatch.chdir(tmp_path)
+        assert quoted(analyze([log]), "of mine")
+
+
+@pytest.mark.parametrize(
+    ("cwd", "command", "named"),
+    [
+        ("{folder}/project", ["train.py"], {"project"}),
+        ("{folder}/project", ["-m", "x"], {"project"}),
+        ("{folder}/project", ["{folder}/scripts/train.py"], {"project", "scripts"}),
+        ("/", ["train.py"], set()),
+        ("{folder}/home", ["{folder}/home/.config/x.py"], {"home/.config"}),
+        ("{folder}/home/..", ["train.py"], set()),
+        ("\0", ["\0.py"], set()),
+    ],
+)
+def test_a_run_names_the_folders_of_its_source(run, monkeypatch, cwd, command, named):
+    folder = run.parent
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    path = run / "attempt-0" / "launch.json"
+    launch = json.loads(path.read_text())
+    launch |= {"cwd": cwd.format(folder=folder)}
+    launch |= {"command": [word.format(folder=folder) for word in command]}
+    path.write_text(json.dumps(launch))
+    evidence = gather([run], {}, lambda _: None, None)
+    expected = {Path.cwd(), *(folder / each for each in named)}
+    assert set(evidence.source_folders) == expected
 
 
 @pytest.mark.timeout(120)

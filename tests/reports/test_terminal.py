@@ -11,6 +11,7 @@ from distdiag.findings.finding import (
     Evidence,
     Finding,
     Grade,
+    IgnoredFinding,
     Location,
     Outcome,
     RankInfo,
@@ -21,6 +22,7 @@ from distdiag.findings.finding import (
 )
 from distdiag.findings.fingerprint import fingerprint_of
 from distdiag.findings.ignores import Ignores
+from distdiag.reports import terminal_run
 from distdiag.reports.formats import terminal
 from distdiag.reports.formats.terminal import (
     MOST_SHORT_OF_DETAILS,
@@ -255,6 +257,14 @@ def test_of_very_many_findings_details_are_bounded_too():
     assert text.count("error COL00") == MOST_SHORT_OF_DETAILS
     assert "and 36 more" in text  # subjects
     assert "and 900 more findings (600 COL003, 300 COL004): see report.json" in text
+
+
+def test_of_very_many_that_do_not_count_the_first_are_listed(monkeypatch):
+    monkeypatch.setattr(terminal_run, "MOST_IGNORED", 3)
+    ignored = tuple(IgnoredFinding(finding=each, by="baseline") for each in many(5))
+    text = render(Report(run=make_run(4), ignored=ignored), verbose=True)
+    assert text.count("ignored by baseline") == 3
+    assert "and 2 more findings: see report.json" in text
 
 
 def test_a_report_takes_as_long_as_what_it_shows(monkeypatch):
