@@ -51,7 +51,9 @@ REPORTED = {
     "art-201": died("1", "rank 1 died"),
     "ascend-43": died("one of local ranks 0-7", "SIGABRT"),
     "ascend-48": follows("An NPU did not end its tasks"),
-    "awsome-192": met("rank 10 wrote", "127.0.0.1<45069>", "could not connect to a peer", who="10"),
+    "awsome-192": raised(
+        "", "rank 10 raised", "127.0.0.1<45069>", "could not connect", severity="warning"
+    ),
     "axolotl-1268": died("7", "SIGKILL"),
     "axolotl-1670": Truth(
         "HNG016", "info", "", ("rank 1 waits in all_gather #2263", "rank 0 left")
@@ -66,7 +68,9 @@ REPORTED = {
     "funasr-2006": Truth("HNG016", "info", "", ("rank 14 waits in all_reduce #15734",)),
     "gpud-1209": met("fallen off the bus", "lost the GPU"),
     "hafs-101": died("289", "SIGBUS"),
-    "hkproj-1": met("10.0.0.14<52822> failed : No route to host", "could not connect to a peer"),
+    "hkproj-1": raised(
+        "", "10.0.0.14<52822> failed : No route to host", "could not connect", severity="warning"
+    ),
     "k8s-125": raised("a process in", "host not found", "cannot be resolved here"),
     "k8s-2008": died("kubeflow.pytorch-simple-worker-0", "exited with status 1"),
     "lightning-151": raised("0", "AttributeError: Can't get attribute 'Net'"),
@@ -88,7 +92,7 @@ REPORTED = {
     "openrlhf-1126": follows("ranks 0-7 wrote", "from  rank 34"),
     "pytorch-107021": met("never reached, the node that holds the rendezvous"),
     "pytorch-118369": follows("ranks 0,3,7 wrote"),
-    "pytorch-135486": died("0", "SIGSEGV in barrier at /data/1.basic.py:11"),
+    "pytorch-135486": died("0", "rank 0 died by SIGSEGV"),
     "pytorch-140969": Truth(
         "COL001", "error", "3-7", ("never called all_reduce #31117", "called at /data/model.py:650")
     ),
@@ -160,6 +164,15 @@ def test_a_note_tells_why_a_process_died_of_which_only_the_end_was_seen():
 def test_a_crash_that_faulthandler_saw_asks_for_no_faulthandler():
     (finding,) = analyze([INPUTS / "reported" / "sglang-3745.log"]).findings
     assert "faulthandler" not in finding.fix
+
+
+def test_the_last_attempt_counts_where_torchrun_started_the_ranks_again(tmp_path):
+    log = (INPUTS / "healthy" / "elastic-restart.log").read_text()
+    path = tmp_path / "train.log"
+    path.write_text(f"{log}{(INPUTS / 'reported' / 'lightning-9388.log').read_text()}")
+    (finding,) = analyze([path]).findings
+    assert (finding.code, str(finding.ranks)) == ("HNG001", "1")
+    assert "ValueError: bad sample" in finding.message
 
 
 HEALTHY = sorted(path.stem for path in (INPUTS / "healthy").iterdir())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.failures import is_consequence, known_fault_of
+from distdiag.checks.shared.failures import known_fault_of
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import FaultLogged
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
@@ -128,16 +128,20 @@ def _is_told_elsewhere(line: FaultLogged, states: Mapping[int, RankState]) -> bo
     """
     state = states.get(line.rank) if line.is_rank_known else None
     known = [state] if state is not None else list(states.values())
-    # HNG001 passes over what only follows from something.
-    told = [each for each in known if not is_consequence(each, states)]
-    rows = [row for each in told if (row := known_fault_of(each)) is not None]
+    rows = [row for each in known if (row := known_fault_of(each)) is not None]
     role = _ROWS[line.fault].role
     calls = {(c.group.name, c.collective_seq_id) for s in states.values() for c in s.waiting[:1]}
     if role == "consequence" and len(calls) == 1:
         return True  # HNG016 tells it, or whoever did not come to this call is known
-    says_less = role != "cause"
-    has_cause = any(row.role == "cause" for row in rows)
-    return any(row.id == line.fault for row in rows) or (says_less and has_cause)
+    says_less = any(
+        row.role == "cause" or _weight(row) < _weight(_ROWS[line.fault]) for row in rows
+    )
+    return any(row.id == line.fault for row in rows) or (role != "cause" and says_less)
+
+
+def _weight(row: Row) -> int:
+    """Return how little the role of a row explains an end."""
+    return _CAUSES.index(row.role) if row.role in _CAUSES else len(_CAUSES)
 
 
 def _is_cause(line: FaultLogged, states: Mapping[int, RankState]) -> bool:
@@ -159,9 +163,8 @@ def _of_first_row(lines: list[FaultLogged]) -> list[FaultLogged]:
     order = list(_ROWS)
 
     def key(line: FaultLogged) -> tuple[int, int]:
-        role = _ROWS[line.fault].role
-        weight = _CAUSES.index(role) if role in _CAUSES else len(_CAUSES)
-        return (weight, line.place if is_one_file else order.index(line.fault))
+        place = line.place if is_one_file else order.index(line.fault)
+        return (_weight(_ROWS[line.fault]), place)
 
     first = min(lines, key=key).fault
     return [line for line in lines if line.fault == first]

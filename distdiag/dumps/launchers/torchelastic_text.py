@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from distdiag.dumps.log_lines import PlacedLine, open_log
+from distdiag.dumps.logs.survival import restarted_at
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.events.base import Event, Value
 from distdiag.events.lifecycle import Exited
@@ -97,7 +98,9 @@ class TorchelasticText(DumpReader):
             known = found.get((failure.rank, failure.host))
             if known is None or not known.is_first:  # each node's launcher prints a summary
                 found[failure.rank, failure.host] = failure
-        for failure in list(found.values()) or _at_once(log.lines_with([_EXITCODE])):
+        start = restarted_at(log)
+        last = (line for line in log.lines_with([_EXITCODE]) if line.place >= start)
+        for failure in list(found.values()) or _at_once(last):
             yield RankDump(
                 rank=failure.rank,
                 local_rank=failure.local_rank,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from distdiag.dumps.log_lines import PlacedLine, Speaker, open_log, streams
 from distdiag.dumps.logs.group_messages import rank_in
+from distdiag.dumps.logs.survival import restarted_at
 from distdiag.dumps.logs.traceback_text import SURVIVED_AFTER, lines_survived
 from distdiag.dumps.logs.tracebacks import HEAD
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
@@ -119,6 +120,7 @@ class KnownFaultLines(DumpReader):
         met: dict[Speaker, dict[str, _Met]] = {}
         log = open_log(dump)
         caught: frozenset[int] | None = None
+        start = restarted_at(log)
         for line in log.lines_with(_words_in(dump.data)):
             fault = fault_of_line(line.text)
             if fault is not None:
@@ -128,7 +130,12 @@ class KnownFaultLines(DumpReader):
                 speaker = line.speaker
                 if speaker == Speaker():
                     speaker = Speaker(rank_in(line.text))
-                _note(met.setdefault(speaker, {}), fault, line, is_caught=line.place in caught)
+                _note(
+                    met.setdefault(speaker, {}),
+                    fault,
+                    line,
+                    is_caught=line.place in caught or line.place < start,
+                )
         if not met:
             return
         calm = dict(_calm_lines(dump, met))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final
 
 from distdiag.dumps.log_lines import Log
@@ -64,6 +65,26 @@ _BAR: Final = re.compile(r"\s{0,8}(?:.{0,40}: )?\s{0,3}\d{1,3}%\|")
 def has_failed(log: Log) -> bool:
     """Say whether the log tells of a process that failed, beside tracebacks."""
     return any(word in log.data for word in _FAILURES)
+
+
+def restarted_at(log: Log) -> int:
+    """Return the place before which all ends are of attempts that torchrun followed by another.
+
+    It says so at the level of information only. Without that, many lines of output after the end of
+    a rank show it, since a launcher that gives up says so at once. 0: there was no other attempt.
+    """
+    told = max(log.places(_RESTARTS), default=0)
+    ends = log.places(_AT_ONCE)
+    if not ends or log.data.find(_GIVES_UP, ends[-1]) >= 0:
+        return told
+    alive = (line for line in log.after(ends[-1]) if not _NOT_ALIVE.match(line))
+    went_on = sum(1 for _ in islice(alive, 2 * SURVIVED_AFTER)) == 2 * SURVIVED_AFTER
+    return max(told, ends[-1] + 1) if went_on else told
+
+
+_RESTARTS: Final = b"will restart worker group"
+_AT_ONCE: Final = b"failed (exitcode: "
+_GIVES_UP: Final = b"ChildFailedError"
 
 
 def has_survived(

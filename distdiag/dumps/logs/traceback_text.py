@@ -12,7 +12,12 @@ from typing import Final
 from distdiag.checks.shared.failures import says_peer_is_gone
 from distdiag.dumps.log_lines import Log, Speaker, open_log
 from distdiag.dumps.log_prefixes import LONGEST_PREFIX, speaker_in, untimed
-from distdiag.dumps.logs.survival import SURVIVED_AFTER, has_failed, has_survived
+from distdiag.dumps.logs.survival import (
+    SURVIVED_AFTER,
+    has_failed,
+    has_survived,
+    restarted_at,
+)
 from distdiag.dumps.logs.tracebacks import HEAD, NAMED_EXCEPTION, Chain, chain_at, text_of
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stacks.stack_text import MAIN_THREAD
@@ -122,6 +127,7 @@ class _Stream:
         self._speaker = speaker
         self._spans = spans
         self._failed = failed
+        self._restarted_at = restarted_at(log)
 
     def raised(self) -> Iterator[_Found]:
         """Yield what ended the process, and what ended threads of it."""
@@ -230,6 +236,8 @@ class _Stream:
         return None
 
     def _has_survived(self, chain: Chain) -> bool:
+        if self._spans[2 * chain.start] < self._restarted_at:
+            return True
         return has_survived(
             before=lambda: self._lines(max(0, chain.start - SURVIVED_AFTER), chain.start),
             message=lambda: self._lines(chain.raised, chain.end),
