@@ -23,7 +23,8 @@ from distdiag.agent.ends import watch_end
 from distdiag.agent.monitor_process import Pid
 from distdiag.config import Config
 from distdiag.events.collectives import WITHOUT_PROCESSES
-from distdiag.events.errors import UNDECODABLE, DamagedFileError
+from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
+from distdiag.frameworks.ray import is_worker
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.patching.post_import import ImportHook
 from distdiag.probes.untyped import Untyped
@@ -121,6 +122,8 @@ class Joiner:
         invitation = msgspec.json.decode(read_regular(self._root / _INVITATION), type=Invitation)
         if member.job.world_size == 1 and not invitation.is_alone:
             return
+        if is_worker():
+            raise RankError("this rank is an actor of Ray, whose end looks like a crash")
         entered = _enter(self._root, member)
         self._has_joined = True
         self.children.stop()

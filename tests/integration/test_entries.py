@@ -217,3 +217,41 @@ def test_a_command_that_starts_no_rank_is_said_to_be_unobserved(tmp_path: Path) 
     outcome = run_command(command, tmp_path)
     assert (outcome.exit_status, outcome.stdout) == (3, "ran\n"), outcome.describe()
     assert "NOTHING WAS OBSERVED: no process of bash called init_process_group" in outcome.stderr
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_lightning_script_under_plain_python_are_observed(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    script = program(
+        tmp_path,
+        """
+        import lightning
+
+        class Model(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+
+            def training_step(self, batch, index):
+                if index == 1:
+                    largest = dist.ReduceOp.MAX if self.global_rank else dist.ReduceOp.SUM
+                    dist.all_reduce(torch.ones(2), op=largest)  # here
+                return self.layer(batch).pow(2).mean()
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), 0.1)
+
+        if __name__ == "__main__":
+            names = ("logger", "enable_checkpointing", "enable_progress_bar")
+            trainer = lightning.Trainer(
+                accelerator="cpu", devices=2, strategy="ddp", max_steps=3,
+                **dict.fromkeys(names, False),
+            )
+            trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(32, 4), 4))
+        """,
+    )
+    outcome = ANEW.checked(script, nproc=0)
+    assert_all_ranks_were_observed(outcome)
+    found = outcome.reported()
+    assert "COL005" in found, outcome.describe()
+    assert found["COL005"]["location"]["line"] == line_of(script, "# here")

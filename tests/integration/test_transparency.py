@@ -13,7 +13,6 @@ pytestmark = pytest.mark.timeout(400)
 
 VIEW = Path(__file__).with_name("self_view.py")
 PAGE = Path(__file__).parents[2] / "docs" / "transparency.md"
-ANEW = Launch(launcher="torchrun")
 
 
 def listed() -> list[str]:
