@@ -145,11 +145,11 @@ def _changed_lines(changes: Sequence[Difference] | None, problem: str) -> Iterat
         yield item("changed", problem)
         return
     yield item("changed", ", ".join(map(title_of, changes)) or "nothing that is recorded")
-    if len(changes) > 1:
-        yield item("not known", "which of these changes did what this run shows")
     for each in changes:
         if each.kind != FactKind.CODE:
             yield f"  - {title_of(each)}: {one_line_of(f'{each.before} -> {each.after}')}"
+    if len(changes) > 1:
+        yield item("not known", "which of these changes did what this run shows")
     for each in changes:
         if each.details:
             left_out = len(each.details) - MOST_DIFF
