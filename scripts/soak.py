@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 from soak_faults import BEGIN, END, FAULTS, MIDDLE
-from soak_trial import Judge, Plan, Result, may_mount
+from soak_trial import Judge, Plan, Result, may_have_nodes, may_mount
 
 SHORT = (
     Plan("SIGKILL", "rank 1", MIDDLE, "gloo", "forked"),
@@ -53,21 +53,25 @@ def plans() -> Iterator[Plan]:
                     if not (fault.limits or fault.launcher or target == "torchrun"):
                         yield Plan(name, target, when, meets_by, "forked")
                     yield Plan(name, target, when, meets_by, "torchrun")
+                if fault.nodes and may_have_nodes():
+                    yield Plan(name, target, when, "gloo", "nodes")
+
+
+LAUNCHERS = ("forked", "torchrun", "nodes")
+OFTEN = {("forked", "gloo"): 1.0, ("forked", "files"): 1.0, ("torchrun", "files"): 0.4}
+"""How often a trial comes in a round: those of which each process imports torch cost ten others."""
+SELDOM = 0.15
 
 
 def drawn(seed: int, wanted: Sequence[str], launchers: Sequence[str]) -> Iterator[Plan]:
-    """Yield trials in an order that the seed decides: all of them, then all once more.
-
-    The dear ones, whose ranks import torch each by itself, come once in six times.
-    """
+    """Yield trials, round after round, in an order that the seed decides."""
     chance = random.Random(seed)
     while True:
         kept = [p for p in plans() if not wanted or any(each in p.fault for each in wanted)]
         kept = [plan for plan in kept if plan.launcher in launchers]
         chance.shuffle(kept)
         for plan in kept:
-            is_dear = plan.launcher == "torchrun" and plan.meets_by == "gloo"
-            if wanted or not is_dear or chance.random() < 1 / 6:
+            if chance.random() < OFTEN.get((plan.launcher, plan.meets_by), SELDOM):
                 yield plan
 
 
@@ -100,10 +104,10 @@ def table(results: Iterable[Result]) -> str:
         rows.setdefault((each.fault, each.target), []).append(each)
     lines = ["| fault | befalls | trials | right | wrong |", "| --- | --- | --- | --- | --- |"]
     order = list(FAULTS)
-    for (fault, target), each in sorted(rows.items(), key=lambda r: (order.index(r[0][0]), r[0])):
-        num_right = sum(not result.wrong for result in each)
-        why = "; ".join(sorted({reason[:160] for result in each for reason in result.wrong}))
-        lines.append(f"| {fault} | {target} | {len(each)} | {num_right} | {why} |")
+    for (fault, target), row in sorted(rows.items(), key=lambda r: (order.index(r[0][0]), r[0])):
+        num_right = sum(not result.wrong for result in row)
+        why = "; ".join(sorted({reason[:160] for result in row for reason in result.wrong}))
+        lines.append(f"| {fault} | {target} | {len(row)} | {num_right} | {why} |")
     every = [result for each in rows.values() for result in each]
     num_right = sum(not result.wrong for result in every)
     lines.append(f"| all {len(order)} kinds | | {len(every)} | {num_right} | |")
@@ -118,7 +122,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], metavar="PART OF A KIND")
-    parser.add_argument("--launcher", action="append", choices=("forked", "torchrun"), default=[])
+    parser.add_argument("--launcher", action="append", choices=LAUNCHERS, default=[])
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--short", action="store_true")
@@ -129,7 +133,7 @@ def main() -> int:
         results = [msgspec.json.decode(line, type=Result) for line in lines]
     else:
         short = [plan for plan in SHORT if may_mount() or not plan.kind.disk]
-        launchers = options.launcher or ("forked", "torchrun")
+        launchers = options.launcher or LAUNCHERS
         chosen = iter(short) if options.short else drawn(options.seed, options.only, launchers)
         for result in made(chosen, options.jobs, options.seconds, options.trials):
             results.append(result)

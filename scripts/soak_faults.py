@@ -26,6 +26,8 @@ BEGIN, MIDDLE, END = "begin", "middle", "end"
 
 Target = Literal["rank 0", "rank 1", "all ranks", "monitor", "torchrun", "nodes"]
 RANKS: Final[tuple[Target, ...]] = ("rank 0", "rank 1")
+CUT, CUT_DONE = "cut", "cut-done"
+"""Files by which a program asks for the cable to be cut, and is told that it was."""
 LIVES_ON_S: Final = 3.0
 """A child that outlives its rank does so for this long."""
 STOPPED_S: Final = 1.0
@@ -71,6 +73,7 @@ class Fault(NamedTuple):
 
     `limits` are put before the launcher; `disk` is the room in bytes that a file system of its own
     has for the run directory. `hangs`: without distdiag the program would run for ever.
+    With `gloo` and `files` the ranks may meet by these; with `nodes` they may be on two nodes.
     """
 
     act: Callable[[Scene], object]
@@ -84,6 +87,7 @@ class Fault(NamedTuple):
     hangs: bool = False
     gloo: bool = True
     files: bool = True
+    nodes: bool = False
 
 
 def _signal(*numbers: signal.Signals) -> Callable[[Scene], None]:
@@ -368,6 +372,13 @@ def _nothing(_: Scene) -> None:
     pass
 
 
+def _cut(scene: Scene) -> None:
+    """Ask for the cable between two nodes to be cut, and wait until it is."""
+    (scene.folder / CUT).touch()
+    while not (scene.folder / CUT_DONE).exists():
+        time.sleep(0.01)
+
+
 def _raised(kind: str, *codes: str) -> Story:
     return Story(("failed",), codes or ("HNG001",), (kind,))
 
@@ -383,9 +394,9 @@ _RESTART: Final = ("--max-restarts", "1")
 _MiB: Final = 1 << 20
 
 FAULTS: Final[Mapping[str, Fault]] = {
-    "nothing": Fault(_nothing, HEALTHY, ("rank 0",)),
+    "nothing": Fault(_nothing, HEALTHY, ("rank 0",), nodes=True),
     # A rank ends.
-    "SIGKILL": Fault(_signal(signal.SIGKILL), _killed("SIGKILL"), when=ALWAYS),
+    "SIGKILL": Fault(_signal(signal.SIGKILL), _killed("SIGKILL"), when=ALWAYS, nodes=True),
     "SIGTERM": Fault(
         _signal(signal.SIGTERM), _killed("SIGTERM")._replace(with_others=True), when=_EARLY
     ),
@@ -408,7 +419,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "sys.exit(text)": Fault(
         lambda _: sys.exit("no data"), Story(("failed",), ("HNG002",), ("no data",))
     ),
-    "exception": Fault(_raise, _raised("ValueError"), when=ALWAYS),
+    "exception": Fault(_raise, _raised("ValueError"), when=ALWAYS, nodes=True),
     "exception, SIGTERM handled": Fault(_handle_and_raise, _raised("ValueError")),
     "exception everywhere": Fault(_raise, _raised("ValueError"), ("all ranks",), _EARLY),
     "SIGKILL everywhere": Fault(
@@ -448,6 +459,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "64 descriptors": Fault(_nothing, HEALTHY, ("rank 0",), limits=("-n", "64")),
     "removed run directory": Fault(_remove_run, UNJUDGED, when=_EARLY),
     "removed attempt": Fault(_remove_attempt, UNJUDGED),
+    "cut cable": Fault(_cut, HEALTHY, ("nodes",), gloo=False, files=False, nodes=True),
     # Restarts.
     "restart after exception": Fault(
         _raise_once, Story(("finished",), ("HNG001",), ("ValueError",)), launcher=_RESTART
@@ -457,7 +469,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     ),
     "two attempts fail": Fault(_raise, _raised("ValueError"), launcher=_RESTART),
     # Who watches.
-    "monitor killed": Fault(_kill_monitor, HEALTHY, ("monitor",), ALWAYS),
+    "monitor killed": Fault(_kill_monitor, HEALTHY, ("monitor",), ALWAYS, nodes=True),
     "monitor killed five times": Fault(_kill_often, HEALTHY, ("monitor",), _EARLY),
     "monitor paused": Fault(_pause_monitor, HEALTHY, ("monitor",), ALWAYS),
     "guard killed": Fault(_kill_guard, HEALTHY, ("monitor",), ALWAYS),

@@ -16,11 +16,12 @@ from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 import psutil
-from soak_faults import FAULTS, RANKS, UNJUDGED, Fault, Story
+from soak_faults import CUT, CUT_DONE, FAULTS, RANKS, UNJUDGED, Fault, Story
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 from tests import forked  # noqa: E402 (the folder of a script is not that of the repository)
+from tests.integration.nodes.hosts import MASTER, PORT, Hosts, NotPermittedError  # noqa: E402 (the same)
 
 PROGRAM: Final = Path(__file__).with_name("soak_program.py")
 TORCHRUN: Final = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -79,6 +80,8 @@ class Result(msgspec.Struct, frozen=True):
 
 def run(plan: Plan, *, checked: bool) -> Ended:
     """Run the program once, to its end."""
+    if plan.launcher == "nodes":
+        return _run_on_nodes(plan, checked=checked)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         disk = folder / "disk"
@@ -157,6 +160,54 @@ def _run(
     left = _wait_for_rest(mark, GRACE_S if status is not None else 0.0)
     process.wait()
     return status, left
+
+
+def _run_on_nodes(plan: Plan, *, checked: bool) -> Ended:
+    """Run one rank on each of two nodes, without a launcher; the status is that of both."""
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder, Hosts(folder) as hosts:
+        for host in (0, 1):
+            arguments = [str(PROGRAM), plan.fault, plan.target, plan.when, folder]
+            arguments += [str(hosts.run_dir(host))] if checked else []
+            tool = ("-m", "distdiag.check", "--run-dir", str(hosts.run_dir(host)))
+            ranks = {"RANK": str(host), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+            hosts.start(
+                host,
+                *(sys.executable, *(tool if checked else ()), *arguments, "--gloo"),
+                **(ranks | {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}),
+                MASTER_ADDR=MASTER,
+                MASTER_PORT=str(PORT),
+            )
+        ended = _until_nodes_end(hosts, Path(folder))
+        left = _wait_for_rest(hosts.mark, GRACE_S if ended else 0.0)
+        statuses = [process.poll() for process in hosts.processes]
+        said = [line for host in (0, 1) for line in hosts.output(host).splitlines()]
+        stdout = sorted(line for line in said if line.startswith("rank "))
+        status = (statuses[0] or 0) * 1000 + (statuses[1] or 0) if ended else None
+        return Ended(status, tuple(stdout), "\n".join(said), left, hosts.report())
+
+
+def _until_nodes_end(hosts: Hosts, folder: Path) -> bool:
+    """Wait until both ranks have ended; cut the cable when they ask for it."""
+    deadline = time.monotonic() + BOUND_S
+    while any(process.poll() is None for process in hosts.processes):
+        if (folder / CUT).exists() and not (folder / CUT_DONE).exists():
+            hosts.cut()
+            (folder / CUT_DONE).touch()
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@cache
+def may_have_nodes() -> bool:
+    """Say whether network namespaces can be made."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with Hosts(folder):
+                return True
+        except NotPermittedError:
+            return False
 
 
 def _environment(mark: str) -> dict[str, str]:

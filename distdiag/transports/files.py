@@ -279,19 +279,23 @@ class _RankFiles:
 
     def _exited(self, status: Status, now_ns: int) -> Iterator[Event]:
         self._gone = True
-        if status.detached and not {"Finished", "Raised"} & self._said:
-            # It was not observed any more, so nothing says that it ended badly.
+        how = self._process.exit_status if self._process is not None else None
+        if (status.detached or how == 0) and not {"Finished", "Raised"} & self._said:
+            # It was not observed any more, or ran another program (exec) and that ended well:
+            # nothing says that it ended badly.
             yield self._finished(status)
         # It ended some time after it was last seen alive: that is before what its end caused. Of a
-        # process that had ended before anybody looked, others may have caused the end meanwhile.
-        alive_ns = max(self._alive_ns, status.beat_ns) if self._was_seen_alive else now_ns
+        # process that had ended before anybody looked, others may have caused the end meanwhile,
+        # which only its status tells.
+        is_dated = self._was_seen_alive or how is not None
+        alive_ns = max(self._alive_ns, status.beat_ns) if is_dated else now_ns
         yield Exited(
             rank=self._rank,
             seq=-1,
             time_ns=min(alive_ns, now_ns),
             step=status.step,
             reason="the process is gone",
-            status=self._process.exit_status if self._process is not None else None,
+            status=how,
             gone_ns=self._clock(),  # it wrote until after `now_ns`, perhaps
         )
 

@@ -125,20 +125,32 @@ def test_a_death_is_dated_to_when_the_process_was_last_seen_alive(node):
     assert (exited.time_ns, exited.gone_ns, exited.status) == (seen_ns, node.now_ns, -9)
 
 
-def test_a_death_that_came_before_anybody_looked_is_not_put_before_what_others_did(node):
-    node.rank(0)
+@pytest.mark.parametrize("status", [None, -9])
+def test_a_death_that_came_before_anybody_looked_is_dated_by_its_status(node, status):
+    _, page = node.rank(0)
+    page.beat(5 * SECOND, 1)
     watch = node.watch
 
     def watch_late(pid, start_ticks):
         process = watch(pid, start_ticks)
-        process.is_gone = True
+        process.is_gone, process.exit_status = True, status
         return process
 
     node.source = LocalFiles(
         node.run_dir, (0, 1), watch_late, Interner(), clock=lambda: node.now_ns
     )
     (exited,) = node.poll(Exited)
-    assert exited.time_ns == exited.gone_ns == node.now_ns
+    # Without a status it may be what others did that ended it.
+    assert exited.time_ns == (node.now_ns if status is None else 5 * SECOND)
+    assert exited.gone_ns == node.now_ns
+
+
+def test_a_process_that_ended_well_without_a_word_has_finished(node):
+    node.rank(0)
+    node.poll()
+    node.processes[0].is_gone, node.processes[0].exit_status = True, 0
+    finished, exited = node.poll(Finished, Exited)
+    assert (finished.exit_status, exited.status) == (0, 0)
 
 
 def test_heartbeats_come_twice_a_second_or_when_the_rank_moved_on(node):

@@ -336,7 +336,7 @@ def _exit_status(pid: int) -> int | None:
         reading = read_process(pid)
     except OSError:
         return None
-    if reading is None or reading.state != "Z":
+    if reading is None or reading.state != "Z" or reading.wait_status is None:
         return None
     return os.waitstatus_to_exitcode(reading.wait_status)
 

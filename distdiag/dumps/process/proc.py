@@ -26,7 +26,7 @@ _PIDFD_GET_INFO: Final = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
 class ProcessState(NamedTuple):
     """One reading. `state` is the kernel's letter (R, S, D, T, Z).
 
-    `wait_status` is what the parent of a process that has ended will be told; it is 0 while the
+    `wait_status` is what the parent of a process that has ended will be told; it is None while the
     process lives, and where we may not know it.
     `reaped_cpu_s` is the processor time of those descendants that have ended and were waited for.
     """
@@ -34,7 +34,7 @@ class ProcessState(NamedTuple):
     state: str
     cpu_s: float
     start_ticks: int
-    wait_status: int = 0
+    wait_status: int | None = None
     parent_pid: int = 0
     reaped_cpu_s: float = 0.0
 
@@ -51,10 +51,23 @@ def read_process(pid: int) -> ProcessState | None:
         state=fields[0],
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         start_ticks=int(fields[19]),
-        wait_status=int(fields[49]) if len(fields) > 49 else 0,
+        wait_status=_wait_status_in(fields, pid),
         parent_pid=int(fields[1]),
         reaped_cpu_s=(int(fields[13]) + int(fields[14])) / _TICKS_PER_S,
     )
+
+
+def _wait_status_in(fields: list[str], pid: int) -> int | None:
+    """Return the status of a process that has ended: the kernel shows others 0 instead."""
+    if fields[0] not in _DEAD or len(fields) <= 49:
+        return None
+    if status := int(fields[49]):
+        return status
+    try:
+        is_ours = os.geteuid() in (0, Path(f"/proc/{pid}").stat().st_uid)
+    except OSError:
+        return None
+    return 0 if is_ours else None
 
 
 def proc_text(pid: int, name: str) -> str:
@@ -100,7 +113,7 @@ class Process:
         `held` is a descriptor of it that was opened while it lived.
         """
         self.pid = pid
-        self._wait_status = 0
+        self._wait_status: int | None = None
         self._descriptor = held if held >= 0 else _open_pidfd(pid)
         reading = read_process(pid)
         self._start_ticks = start_ticks or (reading.start_ticks if reading else 0)
@@ -113,7 +126,8 @@ class Process:
         if reading is None or reading.start_ticks != self._start_ticks:
             return None
         if reading.state in _DEAD:
-            self._wait_status = reading.wait_status or self._wait_status
+            if reading.wait_status is not None:
+                self._wait_status = reading.wait_status
             return None
         return reading
 
@@ -123,8 +137,10 @@ class Process:
 
         It is known if somebody looked before the parent did, and from Linux 6.15 on after that too.
         """
-        wait_status = self._wait_status or _wait_status_of(self._descriptor)
-        return os.waitstatus_to_exitcode(wait_status) if wait_status else None
+        wait_status = self._wait_status
+        if wait_status is None:
+            wait_status = _wait_status_of(self._descriptor)
+        return None if wait_status is None else os.waitstatus_to_exitcode(wait_status)
 
     @property
     def is_gone(self) -> bool:
@@ -177,15 +193,15 @@ def kill_families(pids: Iterable[int]) -> None:
                 victim.kill()
 
 
-def _wait_status_of(descriptor: int) -> int:
-    """Ask the kernel how a process ended whose parent knows it already; 0 if it does not tell."""
+def _wait_status_of(descriptor: int) -> int | None:
+    """Ask the kernel how a process ended whose parent knows it already."""
     answer = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
     try:
         fcntl.ioctl(descriptor, _PIDFD_GET_INFO, answer)
     except (OSError, ValueError):  # an older kernel, or no descriptor
-        return 0
+        return None
     known, wait_status = _PIDFD_INFO.unpack(answer)
-    return int(wait_status) if known & _PIDFD_INFO_EXIT else 0
+    return int(wait_status) if known & _PIDFD_INFO_EXIT else None
 
 
 def _open_pidfd(pid: int) -> int:

@@ -46,6 +46,7 @@ def test_a_zombie_is_gone():
     ("code", "status"),
     [
         ("import os; os._exit(3)", 3),
+        ("import os; os._exit(0)", 0),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
         ("import os; os.abort()", -signal.SIGABRT),
