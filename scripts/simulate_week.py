@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import mmap
 import sys
 import tempfile
 import time
@@ -55,6 +56,8 @@ from distdiag.record.wire import EventDecoder, Interner
 
 MOST_BYTES: Final = 256 << 20
 """What the monitor may take, whatever a run does."""
+MOST_SHOWN: Final = 25
+PLANTED: Final = frozenset({"BAR001", "COL003", "REP003"})
 FILE: Final = "/home/user/train.py"
 LIBRARY: Final = Frame("/site-packages/torch/distributed/distributed_c10d.py", 10, "all", False)
 
@@ -76,13 +79,15 @@ class Rank:
         self.reader = EventReader(folder, rank)
         self.calls: dict[str, int] = {}
 
-    def call(self, group: ProcessGroup, signature: Signature, line: int, **more: Any) -> int:
-        """Issue a collective or message, and wait for it unless it is `held`."""
-        recorder, is_held = self.recorder, more.get("held", False)
+    def call(self, group: ProcessGroup, signature: Signature, line: int) -> int:
+        """Issue a collective or message, and wait for it."""
+        recorder = self.recorder
         number = -1
         if signature.peer is None:
-            number = self.calls.get(group.name, 0)
+            number = self.calls.pop(group.name, 0)
             self.calls[group.name] = number + 1
+            if len(self.calls) > 4:
+                del self.calls[next(iter(self.calls))]  # that group is destroyed
         tables = recorder.tables
         # As the tap does: what repeats is written once.
         known_group = tables.groups.get(group.name)
@@ -92,11 +97,10 @@ class Rank:
         if known_signature is None:
             known_signature = recorder.define_signature(signature, signature)
         event = recorder.call(
-            known_group, number, known_signature, self.site(line), is_held, None, signature.op
+            known_group, number, known_signature, self.site(line), False, None, signature.op
         )
         recorder.mark(event, ISSUED)
-        if not is_held:
-            recorder.mark(event, WAITED)
+        recorder.mark(event, WAITED)
         return event
 
     def site(self, line: int) -> int:
@@ -237,7 +241,7 @@ _ALL_REDUCE: Final = Signature("all_reduce", ((8, 4),), ((8, 4),), ("torch.float
 
 
 def _shapes(week: Week, step: int) -> None:
-    """Collectives of shapes that never come twice, alike on all ranks."""
+    """Call collectives of shapes that never come twice, alike on all ranks."""
     for rank in week.ranks:
         for more in range(3):
             sizes = ((step + 1, 3 + more),)
@@ -349,7 +353,7 @@ def _lonely_files(week: Week, step: int) -> None:
 
 
 def _sites(week: Week, step: int) -> None:
-    """Calls from places that never come twice, as code that is made while it runs has."""
+    """Call from places that never come twice, as code that is made while it runs has."""
     for rank in week.ranks:
         rank.call(week.world, _ALL_REDUCE, 10_000 + step)
         rank.read("/data/vocabulary.json", 10_000_000 + step)
@@ -515,7 +519,7 @@ def _data(week: Week, step: int) -> None:
 
 
 def _numbers(week: Week, step: int) -> None:
-    """Logged names, lines of losses, warnings and samples of memory that never come twice."""
+    """Log names, and losses from lines, that never come twice, and samples of memory."""
     for rank in week.ranks:
         rank.recorder.event(
             Logged,
@@ -549,10 +553,15 @@ KINDS: Final[dict[str, Kind]] = {
 # What the monitor holds, table by table.
 
 
+_FIXED: Final = (str, bytes, bytearray, tuple, mmap.mmap)
+"""What has the length that it was made with."""
+
+
 def tables(root: object, name: str) -> dict[str, int]:
     """Return how many entries each table holds that can be reached from an object, by its path.
 
-    Tables of one attribute of many alike objects count as one.
+    Tables of one attribute of many alike objects count as one. A deque that has a greatest length
+    is none: it is full sooner or later.
     """
     found: dict[str, int] = {}
     seen: set[int] = set()
@@ -562,7 +571,8 @@ def tables(root: object, name: str) -> dict[str, int]:
         if id(value) in seen or isinstance(value, msgspec.Struct):
             continue  # what events hold is bounded by the tables in which they are
         seen.add(id(value))
-        if isinstance(value, Collection) and not isinstance(value, (str, bytes, tuple)):
+        is_table = isinstance(value, Collection) and not isinstance(value, _FIXED)
+        if is_table and getattr(value, "maxlen", None) is None:
             found[path] = found.get(path, 0) + len(value)
         pending += [(child, path + more) for child, more in _parts(value)]
     return found
@@ -605,37 +615,54 @@ def main() -> int:
         return run(given, Path(folder))
 
 
+class Meter:
+    """Prints now and then how much memory the process takes, and what has grown since."""
+
+    def __init__(self, week: Week, *, shows_tables: bool, shows_lines: bool) -> None:
+        self._week = week
+        self._began_s = time.monotonic()
+        self._tables = tables(week, "week") if shows_tables else None
+        self._taken: tracemalloc.Snapshot | None = None
+        if shows_lines:
+            tracemalloc.start()
+            self._taken = tracemalloc.take_snapshot()
+
+    def show(self) -> None:
+        """Print how it is now."""
+        seconds = time.monotonic() - self._began_s
+        print(
+            f"{self._week.num_records:>10,} records {self._week.num_steps:>8,} steps "
+            f"{seconds:6.0f} s {resident() / (1 << 20):7.0f} MiB",
+            flush=True,
+        )
+        if self._tables is not None:
+            before, self._tables = self._tables, tables(self._week, "week")
+            growth = {path: size - before.get(path, 0) for path, size in self._tables.items()}
+            for path in sorted(growth, key=lambda path: -growth[path])[:MOST_SHOWN]:
+                if growth[path] > 0:
+                    print(f"    +{growth[path]:>8,} = {self._tables[path]:>8,}  {path}")
+        if self._taken is not None:
+            gc.collect()
+            before_lines, self._taken = self._taken, tracemalloc.take_snapshot()
+            for each in self._taken.compare_to(before_lines, "lineno")[:MOST_SHOWN]:
+                print(f"    {each}")
+
+
 def run(given: argparse.Namespace, folder: Path) -> int:
     """Simulate in a folder; return the exit status."""
     week = Week(folder, given.ranks, given.kinds.split(","))
-    next_line, before = given.every, tables(week, "week")
-    began_s = time.monotonic()
-    if given.trace:
-        tracemalloc.start()
-        last = tracemalloc.take_snapshot()
+    meter = Meter(week, shows_tables=given.tables, shows_lines=given.trace)
+    next_look = given.every
     while week.num_records < given.records:
         week.step()
-        if week.num_records >= next_line:
-            next_line += given.every
-            seconds = time.monotonic() - began_s
-            print(
-                f"{week.num_records:>10,} records {week.num_steps:>8,} steps {seconds:6.0f} s "
-                f"{resident() / (1 << 20):7.0f} MiB",
-                flush=True,
-            )
-            if given.tables:
-                now = tables(week, "week")
-                growth = {path: now[path] - before.get(path, 0) for path in now}
-                for path in sorted(growth, key=lambda p: -growth[p])[:40]:
-                    if growth[path] > 50:
-                        print(f"    +{growth[path]:>8,} = {now[path]:>8,}  {path}")
-                before = now
-            if given.trace:
-                gc.collect()
-                taken = tracemalloc.take_snapshot()
-                for each in taken.compare_to(last, "lineno")[:20]:
-                    print(f"    {each}")
-                last = taken
+        if week.num_records >= next_look:
+            next_look += given.every
+            meter.show()
+    return judge(week)
+
+
+def judge(week: Week) -> int:
+    """Plant faults at the end, and print what was found; return the exit status."""
     size = resident()
     early = week.alarms()
     found = week.plant()
@@ -647,7 +674,7 @@ def run(given: argparse.Namespace, folder: Path) -> int:
         if "forgotten" in why:
             print(f"not checked {what}: {why}")
     print(f"resident: {size / (1 << 20):.0f} MiB")
-    missed = {"BAR001", "COL003", "REP003"} - found.keys()
+    missed = PLANTED - found.keys()
     if missed:
         print(f"NOT FOUND: {', '.join(sorted(missed))}")
     return int(bool(missed or early or size > MOST_BYTES))

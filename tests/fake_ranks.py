@@ -34,7 +34,11 @@ class FakeRank:
         self.run_dir = RunDir(Path(root), int(attempt))
         self.rank, self.world = int(rank), int(world)
         self.page = StatusPage(self.run_dir.status(self.rank))
-        self.recorder = Recorder(self.run_dir.folder, self.rank, self.page)
+        launch_file = msgspec.json.decode(self.run_dir.launch.read_bytes(), type=LaunchFile)
+        config = Config.from_json(msgspec.json.encode(launch_file.config))
+        self.recorder = Recorder(
+            self.run_dir.folder, self.rank, self.page, kept_segments=config.keep_events
+        )
         self.recorder.event(
             RankStarted,
             local_rank=self.rank,

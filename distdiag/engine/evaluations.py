@@ -81,10 +81,6 @@ class EvaluationAligner(Aligner):
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         mine = self._ranks[event.rank]
-        if isinstance(event, EventsLost):
-            mine.writes.clear()  # it may have heard of others meanwhile
-            self._passes.clear()
-            return
         match event:
             case StepEnd():
                 mine.stepped = event.seq
@@ -94,6 +90,13 @@ class EvaluationAligner(Aligner):
                     mine.heard = event.seq
             case StoreCall(done=True):
                 mine.heard = event.seq
+            case MetricGiven():
+                yield from self._feed_metric(event)
+            case _:
+                self._feed_rare(mine, event)
+
+    def _feed_rare(self, mine: _Rank, event: Event) -> None:
+        match event:
             case FileAccess():
                 self._feed_access(mine, event)
             case OptimizerState():
@@ -102,8 +105,9 @@ class EvaluationAligner(Aligner):
                 if len(self._passes) >= _MOST_PASSES:
                     del self._passes[next(iter(self._passes))]
                 self._passes.setdefault(event.place, {})[event.rank] = event
-            case MetricGiven():
-                yield from self._feed_metric(event)
+            case EventsLost():
+                mine.writes.clear()  # it may have heard of others meanwhile
+                self._passes.clear()
 
     def end(self) -> Iterator[View]:
         """Show what was written after evaluations: passes are told of when the next one begins."""

@@ -211,8 +211,9 @@ class _RankFiles:
             return
         if isinstance(event, Finished | Raised):
             self._said.add(type(event).__name__)
-        self._alive_ns = max(self._alive_ns, event.time_ns)
-        self._moved_ns = now_ns
+        if event.seq >= 0:
+            self._alive_ns = max(self._alive_ns, event.time_ns)
+            self._moved_ns = now_ns
         yield event
 
     def _disabled(self, probe: str, reason: str, now_ns: int) -> Iterator[Event]:

@@ -71,6 +71,7 @@ def test_every_key_can_be_set_with_either_spelling():
         run{s}dir = "runs/1"
         overwrite = true
         keep{s}runs = 3
+        keep{s}events = 9
         report = ["json"]
         verbose = true
         quiet = true
@@ -93,6 +94,7 @@ def test_every_key_can_be_set_with_either_spelling():
         run_dir=Path("runs/1"),
         overwrite=True,
         keep_runs=3,
+        keep_events=9,
         report=("json",),
         verbose=True,
         quiet=True,

@@ -20,6 +20,7 @@ from distdiag.events.files import (
     StoreCall,
 )
 from distdiag.events.lifecycle import (
+    EventsLost,
     Exited,
     Finished,
     Heartbeat,
@@ -173,3 +174,31 @@ def test_marked_text_is_written_as_text():
     decoded = EventDecoder(0, Interner()).decode(encode(access))
     assert isinstance(decoded, FileAccess)
     assert (decoded.path, type(decoded.path)) == ("/data/a.csv", str)
+
+
+def test_definitions_are_forgotten_when_they_have_been_replaced_twice():
+    decoder = EventDecoder(0, Interner())
+    site = wire.DefineSite(1, (), "m")
+    access = ("A", 1, 2, 0, "read", "/a", "a", 1)
+    decoder.decode(encode(site))
+    decoder.decode(wire.FORGOTTEN)
+    assert decoder.decode(encode(access)).site.module == "m"  # a thread had just looked it up
+    decoder.decode(encode(wire.DefineSite(2, (), "n")))
+    decoder.decode(wire.FORGOTTEN)
+    with pytest.raises(DamagedFileError, match="refers to number 1"):
+        decoder.decode(encode(access))
+
+
+def test_what_refers_to_lost_definitions_is_left_out():
+    decoder = EventDecoder(0, Interner())
+    decoder.decode(encode(EventsLost(rank=0, seq=-1, time_ns=1, num_segments=3)))
+    assert decoder.decode(encode(("A", 1, 2, 0, "read", "/a", "a", 1))) is None
+
+
+def test_equal_values_are_one_object_for_as_long_as_somebody_holds_it():
+    interner = Interner()
+    first = interner(CallSite((FRAME,)))
+    assert interner(CallSite((FRAME,))) is first
+    assert len(interner) == 1
+    del first
+    assert len(interner) == 0

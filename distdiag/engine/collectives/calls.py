@@ -1,7 +1,7 @@
 """Align the calls that create process groups: all ranks of a scope must make them in one order."""
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -11,7 +11,6 @@ from distdiag.engine.clocks import Clock, Gate, Joiner, Stamp
 from distdiag.engine.collectives.sync_edges import Senders
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import (
-    UNNUMBERED,
     Collective,
     GroupCreated,
     GroupProgress,
@@ -60,6 +59,7 @@ class GroupStream:
         self._open: dict[int, dict[int, Collective]] = {}
         self._progress: dict[int, GroupProgress] = {}
         self._enqueued: dict[int, int] = {}
+        self._lost: set[int] = set()
         self._resumed: dict[int, int] = {}
         self._unended: dict[int, dict[int, Collective]] = {}
         self._known: Recent[tuple[tuple[int, int, int], ...], CollectiveAlignment]
@@ -70,8 +70,8 @@ class GroupStream:
         seq_id = call.collective_seq_id
         by_rank = self._open.setdefault(seq_id, {})
         by_rank[call.rank] = call
-        if self._resumed.get(call.rank) == UNNUMBERED:
-            self._resumed[call.rank] = seq_id
+        if call.rank in self._lost:
+            self._resume(call.rank, seq_id)
         if len(by_rank) < len(self.ranks) and not self._is_whole(seq_id, by_rank):
             return None
         return self._settle(seq_id, by_rank)
@@ -89,11 +89,24 @@ class GroupStream:
                     yield alignment
 
     def lose(self, rank: int) -> None:
-        """Take note that calls of a rank were lost: it may have made all before its next one."""
-        self._resumed[rank] = UNNUMBERED
-        for seq_id in sorted(self._open):
-            if self._is_whole(seq_id, self._open[seq_id]):
-                del self._open[seq_id]
+        """Take note that calls of a rank were lost: how far it is shows when it calls again."""
+        self._lost.add(rank)
+
+    def _resume(self, rank: int, seq_id: int) -> None:
+        """Take note of the first call of a rank after some were lost: it has made all before."""
+        self._lost.discard(rank)
+        self._resumed[rank] = seq_id
+        for earlier in [number for number in self._open if number < seq_id]:
+            if self._is_whole(earlier, self._open[earlier]):
+                del self._open[earlier]
+
+    def _missing(self, seq_id: int, by_rank: Collection[int]) -> set[int]:
+        """Return the ranks that are known not to have come."""
+        return {
+            rank
+            for rank in self.ranks
+            if not (rank in by_rank or rank in self._lost or self._has_reached(rank, seq_id))
+        }
 
     def _is_whole(self, seq_id: int, by_rank: dict[int, Collective]) -> bool:
         """Whether every rank has come, those included of which no record of this call is left."""
@@ -151,9 +164,8 @@ class GroupStream:
         self, seq_id: int, by_rank: dict[int, Collective], absent: Iterable[int] = ()
     ) -> CollectiveAlignment:
         expected: RankSet = self.ranks
-        if self._progress or self._resumed:
-            unknown = {r for r in expected if r not in by_rank and self._has_reached(r, seq_id)}
-            expected = RankSet({*expected, *absent} - unknown)
+        if self._progress or self._resumed or self._lost:
+            expected = RankSet({*by_rank, *absent, *self._missing(seq_id, by_rank)})
         return Alignment(
             kind="collective",
             key=(self.group.label, seq_id),
@@ -165,7 +177,7 @@ class GroupStream:
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits in it, and its next call is compared as its first one is."""
-        is_followed = self._open or self._unended or self._progress or self._resumed
+        is_followed = self._open or self._unended or self._progress
         return not (is_followed or self.broken or self.parted)
 
     def first_open(self) -> CollectiveAlignment | None:
@@ -180,10 +192,10 @@ class GroupStream:
         if unended is not None and unended < min(self._open, default=unended + 1):
             absent = set(self.group.ranks) - self.ranks
             return self._alignment(unended, self._unended[unended], absent) if absent else None
-        if not self._open:
-            return None
-        seq_id = min(self._open)
-        return self._alignment(seq_id, self._open[seq_id])
+        for seq_id in sorted(self._open)[: None if self._lost else 1]:
+            if not self._lost or self._missing(seq_id, self._open[seq_id]):
+                return self._alignment(seq_id, self._open[seq_id])
+        return None
 
     def waiting(self, rank: int) -> Iterator[Collective]:
         """Yield the calls of a rank that other ranks have not made yet, or that have not ended.
@@ -195,8 +207,8 @@ class GroupStream:
         if held:
             yield self._unended[min(held)][rank]
             return
-        for by_rank in self._open.values():
-            if rank in by_rank:
+        for seq_id, by_rank in self._open.items():
+            if rank in by_rank and not (self._lost and not self._missing(seq_id, by_rank)):
                 yield by_rank[rank]
 
 

@@ -65,6 +65,12 @@ class Group:
         self.next_seq_id = counter.__next__
 
 
+_FEWEST_GROUPS: Final = 64
+"""With fewer it is not worth looking which of them are destroyed."""
+_MOST_SIGNATURES: Final = 1 << 14
+"""More than the event file defines at a time, in half of a segment of 1 MiB."""
+
+
 class Tap(Probe):
     """Records each collective before it is issued. Its subclasses differ in where they see it."""
 
@@ -85,6 +91,7 @@ class Tap(Probe):
         self._functional = functional
         self._gate = gate
         self._groups: dict[int, Group] = {}
+        self._enough = 2 * _FEWEST_GROUPS
         self._counters: dict[tuple[str, int], Iterator[int]] = {}
         self._signatures: dict[int, Signature] = {}
 
@@ -176,8 +183,17 @@ class Tap(Probe):
         )
         # setdefault: another thread may have been as fast, and there must be one counter.
         counter = self._counters.setdefault((value.name, value.generation), count(1))
+        self._forget_destroyed()
         group = self._groups[id(handle)] = Group(value, weakref.ref(handle), counter)
         return group
+
+    def _forget_destroyed(self) -> None:
+        if len(self._groups) < self._enough:
+            return
+        for number, known in tuple(self._groups.items()):
+            if known.handle() is None:
+                self._groups.pop(number, None)
+        self._enough = 2 * max(_FEWEST_GROUPS, len(self._groups))
 
     def _write(  # noqa: PLR0913 (a struct would cost a microsecond for each call)
         self,
@@ -241,6 +257,8 @@ class Tap(Probe):
         number = self.recorder.define_signature(key, signature)
         if self._gate is not None:
             self._signatures[number] = signature
+            if len(self._signatures) > _MOST_SIGNATURES:
+                del self._signatures[next(iter(self._signatures))]
         return number
 
 

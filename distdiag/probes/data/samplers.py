@@ -202,6 +202,8 @@ _MOST_STREAMS: Final = 256
 _LOOKED_AT: Final = 64
 """Batches after which the first ones of all workers have come, if there are no more than so many
 workers."""
+_FEWEST_DATASETS: Final = 1024
+"""With fewer it is not worth looking which of them are gone."""
 
 
 @dataclass(slots=True)
@@ -268,6 +270,7 @@ class SamplerProbe(Probe):
         self._streams: dict[str, _Stream] = {}
         self._datasets: dict[int, tuple[int, Callable[[], object] | None]] = {}
         self._num_datasets = 0
+        self._enough = _FEWEST_DATASETS
         self._epochs: WeakMap[Any, int] = WeakMap()
         self._loaders: WeakMap[Any, weakref.ref[object]] = WeakMap()
         """The data loaders, by what gives them indices."""
@@ -417,9 +420,20 @@ class SamplerProbe(Probe):
                 reference: Callable[[], object] | None = weakref.ref(dataset)
             except TypeError:
                 reference = None  # a list, for one
+            if len(self._datasets) >= self._enough:
+                self._forget_datasets()
             known = self._datasets[id(dataset)] = (self._num_datasets, reference)
             self._num_datasets += 1
         return known[0]
+
+    def _forget_datasets(self) -> None:
+        """Forget those that are gone."""
+        self._datasets = {
+            number: known
+            for number, known in self._datasets.items()
+            if known[1] is None or known[1]() is not None
+        }
+        self._enough = max(_FEWEST_DATASETS, 2 * len(self._datasets))
 
     def _epoch_of(self, sampler: object) -> int | None:
         return self._epochs.get(list(chain_of(sampler))[-1])

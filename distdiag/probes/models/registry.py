@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -57,6 +57,10 @@ _NOTES: list[Callable[[object, FrameType], None]] = []
 """Who is notified of new objects, by a number that a traced function may hold."""
 
 
+_FEWEST: Final = 1024
+"""With fewer it is not worth looking which of them are gone."""
+
+
 class ObjectRegistry:
     """The living objects of a class, the oldest first; ranks make them in the same order."""
 
@@ -72,6 +76,7 @@ class ObjectRegistry:
         self._kind = kind
         self._ways = ways
         self._references: list[weakref.ref[Any]] = []
+        self._enough = _FEWEST
         self._numbers: WeakMap[Any, int] = WeakMap()
         self.count = 0
         """How many were ever made."""
@@ -109,6 +114,8 @@ class ObjectRegistry:
 
     def _note(self, new: object) -> None:
         self._references.append(weakref.ref(new))
+        if len(self._references) > self._enough:  # nobody may have asked for those that live
+            self._enough = max(_FEWEST, 2 * len(self.alive()))
         self._numbers[new] = self.newest = next(_NUMBERS)
         self.count += 1
 

@@ -353,7 +353,7 @@ class ModelSnapshots(Probe):
         self._hooks: list[Any] = []
         self._evaluated: WeakMap[nn.Module, list[int]] = WeakMap()
         """After which numbers of its steps the statistics of a model were looked at."""
-        self._plans: dict[str, tuple[TensorPlan, ...]] = {}
+        self._plans: WeakMap[nn.Module, tuple[TensorPlan, ...]] = WeakMap()
         self._num_looked_at = 0
         self._heads = HeadCounts()
         self._lost_ties = LostTies()
@@ -441,7 +441,7 @@ class ModelSnapshots(Probe):
             self.recorder.event(SliceSaved, names=names, members=members, site=site)
         states = [t for each in self._optimizers.alive() for t in tensors_in(each.state, _DEEPEST)]
         for root in self._started:
-            plans = self._plans.get(self.name_of(root), ())
+            plans = self._plans.get(root, ())
             own, kept = own_parts_in(saved, root, plans, states), tuple(sorted(kept_ranks(plans)))
             if own and len(kept) > 1:
                 site = CallSite(frames_of(frame, self.recorder.main_script))
@@ -491,7 +491,7 @@ class ModelSnapshots(Probe):
                     self._look(root, Moment.GRADIENT, Moment.STEP)
                 self._steps.advance(root)
         if due:
-            plans = [plan for root in roots for plan in self._plans.get(self.name_of(root), ())]
+            plans = [plan for root in roots for plan in self._plans.get(root, ())]
             self._optimizers.begin(optimizer, plans, frame)
 
     @guarded
@@ -561,8 +561,8 @@ class ModelSnapshots(Probe):
         tree = list(walk(root))
         held = plan_of(tree, self._surroundings(root, tree))
         plans = tuple(each.plan for each in held)
-        if moment is Moment.START or self._plans.get(name) != plans:
-            self._plans[name] = plans
+        if moment is Moment.START or self._plans.get(root) != plans:
+            self._plans[root] = plans
             for first in range(0, len(plans), CHUNK):
                 self.recorder.event(
                     ModelPlan,
