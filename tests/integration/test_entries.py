@@ -251,7 +251,10 @@ def test_the_ranks_of_a_lightning_script_under_plain_python_are_observed(tmp_pat
         """,
     )
     outcome = ANEW.checked(script, nproc=0)
-    assert_all_ranks_were_observed(outcome)
-    found = outcome.reported()
+    # Lightning does not wait for the process of the other rank.
+    assert outcome.report is not None, outcome.describe()
+    assert outcome.report["silent_ranks"] == [], outcome.describe()
+    found = {finding["code"]: finding for finding in outcome.report["findings"]}
     assert "COL005" in found, outcome.describe()
+    assert found["COL005"]["ranks"] == [0, 1]
     assert found["COL005"]["location"]["line"] == line_of(script, "# here")
