@@ -346,6 +346,7 @@ def test_many_changed_files_of_a_run(name, tmp_path):
         ("a packed trace of the profiler", gzip.compress(spelled(TRACE))[:12] + b"\xff" * 40),
         ("a configuration", b"hang_timeout = " + b"9" * 5000),
     ],
+    ids=["fail_on", "pid", "no time unit", "large time", "damaged archive", "long number"],
 )
 def test_what_was_a_crash_before(name, content, tmp_path):
     read_changed(ROWS[name], tmp_path / ROWS[name].name, content)
