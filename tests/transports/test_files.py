@@ -6,7 +6,7 @@ import pytest
 
 from distdiag.events.base import CallSite, Frame, Phase
 from distdiag.events.collectives import Collective, ProcessGroup, Signature
-from distdiag.events.lifecycle import Exited, Finished, Heartbeat, ProbeDisabled, Raised
+from distdiag.events.lifecycle import EventsLost, Exited, Finished, Heartbeat, ProbeDisabled, Raised
 from distdiag.record.event_file import segment_path
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import RunDir
@@ -219,8 +219,8 @@ def test_segments_that_were_dropped_before_they_were_read_are_reported(node):
         recorder._writer._next_segment()
         recorder.state(number, "waited")
     segment_path(node.run_dir.folder, 0, 1).unlink()
-    (disabled,) = node.poll(ProbeDisabled)
-    assert disabled.reason == "1 segments were dropped before they were read"
+    (lost,) = node.poll(EventsLost)
+    assert (lost.rank, lost.num_segments) == (0, 1)
 
 
 def test_on_a_full_disk_the_page_says_how_the_rank_ended(node):
