@@ -97,8 +97,8 @@ def test_event_numbers_are_distinct_and_complete_over_all_threads(
 def test_what_was_forgotten_is_defined_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def small_writer(folder: Path, rank: int, *, on_forget: object) -> EventWriter:
-        return EventWriter(folder, rank, on_forget=on_forget, segment_bytes=1024)  # type: ignore[arg-type]
+    def small_writer(folder: Path, rank: int, **options: object) -> EventWriter:
+        return EventWriter(folder, rank, segment_bytes=1024, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recorder_module, "EventWriter", small_writer)
     recorder = Recorder(tmp_path, 0, StatusPage(tmp_path / "rank-0.status"))
