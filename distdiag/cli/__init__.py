@@ -52,7 +52,7 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return list(_COMMANDS)
+        return [*_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load the command of this name."""
@@ -91,7 +91,8 @@ def main(args: Sequence[str] | None = None, *, prog_name: str = "distdiag") -> N
         if isinstance(stream, TextIOWrapper):
             # A report may hold characters that the terminal's encoding has not.
             stream.reconfigure(errors="backslashreplace")
-    given = list(sys.argv[1:] if args is None else args) or ["--help"]
+    # Not `list(...)`: that name is the module of a command here, once it has been loaded.
+    given = [*(sys.argv[1:] if args is None else args)] or ["--help"]
     try:
         status = _distdiag.main(given, prog_name, standalone_mode=False)
     except click.ClickException as error:
