@@ -57,12 +57,13 @@ class ForwardingMonitor:
             Outbox(run_dir, self._local.ranks),
             self._local.ranks,
             lambda: read_reporter_address(run_dir),
+            # Not into the journal: where files are read later, no offset is known.
+            first_words=lambda error_ns: (self._local.clock(error_ns),),
         )
         for event in before.seen(Interner()):
             self._forwarder.put(event)
         self._evidence = Evidence(run_dir, self._local.ranks, self._forwarder)
         self._wanted: frozenset[int] = frozenset()
-        self._has_told_clock = False
         self._has_aborted = False
 
     def run(self) -> None:
@@ -101,16 +102,8 @@ class ForwardingMonitor:
         for rank in self._local.unanswered(self._status):
             with suppress(OSError):
                 write_atomically(self._run_dir.ack(rank), b"")
-        self._tell_clock()
         self._obey()
         return has_news
-
-    def _tell_clock(self) -> None:
-        """Tell the wall clock of this node once the offset of its other clock is known."""
-        if self._forwarder.has_connected and not self._has_told_clock:
-            self._has_told_clock = True
-            # Not into the journal: where files are read later, no offset is known.
-            self._forwarder.put(self._local.clock(self._forwarder.error_ns))
 
     def _pass_on(self, event: Event) -> None:
         self._journal.write(event)

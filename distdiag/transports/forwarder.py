@@ -315,15 +315,21 @@ class Forwarder:
         ranks: RankSet,
         address: Callable[[], ReporterAddress | None],
         *,
+        first_words: Callable[[int], Iterable[Event]] = lambda _: (),
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Begin to send; `address` is asked until it knows where the reporter listens."""
+        """Begin to send; `address` is asked until it knows where the reporter listens.
+
+        `first_words` is called once, by the thread that sends, when the two clocks have been
+        compared: it gets the most that the offset can be off, in nanoseconds.
+        """
         self.orders = Orders()
         self.problem = "where it listens has not become known"
         self.has_connected = False
         self._outbox = outbox
         self._ranks = ranks
         self._address = address
+        self._first_words = first_words
         self._clock = clock
         self._session = secrets.token_hex(8)
         self._offset = ClockOffset()
@@ -349,11 +355,6 @@ class Forwarder:
     def offset_ns(self) -> int:
         """What is to be added to the clock of this node to have that of the reporter."""
         return self._offset.offset_ns
-
-    @property
-    def error_ns(self) -> int:
-        """The most that the offset can be off, in nanoseconds."""
-        return self._offset.error_ns
 
     @property
     def _is_wanted(self) -> bool:
@@ -387,6 +388,9 @@ class Forwarder:
             self._introduce(link, Key(address.token))
             for frame in link.measure(self._offset):
                 self._take(frame)
+            if not self.has_connected:
+                for event in self._first_words(self._offset.error_ns):
+                    self._outbox.put(event)
             self.has_connected = True
             self._pause_s = RETRY_S
             for batch in self._outbox.unacknowledged():
