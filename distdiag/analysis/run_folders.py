@@ -14,7 +14,14 @@ from distdiag.dumps.bystanders import is_skipped_folder
 from distdiag.dumps.process.proc import Process
 from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
-from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, ProbeDisabled, RankStarted
+from distdiag.events.lifecycle import (
+    EventsLost,
+    Exited,
+    Heartbeat,
+    Monitored,
+    ProbeDisabled,
+    RankStarted,
+)
 from distdiag.findings.finding import Finding
 from distdiag.findings.report_json import decode_report
 from distdiag.record.regular_file import read_regular
@@ -89,6 +96,8 @@ class RunFolder:
             pass
         except (OSError, DamagedFileError) as error:
             self.problem = str(error)
+        # What a monitor read too late may still have been there; the files tell what is gone now.
+        noted = [event for event in noted if not isinstance(event, EventsLost)]
         streams = [self._of_rank(rank, canon, noted) for rank in self.ranks]
         yield from heapq.merge(*streams, _timed(noted), key=itemgetter(0))
 

@@ -57,6 +57,11 @@ def alarms(report):
     }
 
 
+def assert_gap_is_told(report):
+    (told,) = [text for what, text in report.not_checked.items() if what.startswith("older events")]
+    assert "all events are kept from step" in told
+
+
 def test_what_was_found_in_events_that_are_gone_stands_and_the_end_is_judged(tmp_path):
     waits = START + RACE + LATER + "rank.all_reduce(line=40, done=False)\ntime.sleep(600)\n"
     leaves = START + RACE + LATER + "rank.finish()\n"
@@ -73,6 +78,7 @@ def test_what_was_found_in_events_that_are_gone_stands_and_the_end_is_judged(tmp
     again = analyze([tmp_path / "run"])
     assert alarms(again) == alarms(live)
     assert again.run.outcome is Outcome.ABORTED
+    assert_gap_is_told(again)
 
 
 def test_a_correct_run_that_is_longer_gives_nothing(tmp_path):
@@ -86,3 +92,4 @@ def test_a_correct_run_that_is_longer_gives_nothing(tmp_path):
     for report in (live, again):
         assert report.run.outcome is Outcome.FINISHED
         assert not alarms(report)
+    assert_gap_is_told(again)
