@@ -16,7 +16,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.operators import flatten
 from distdiag.probes.collectives.used_groups import ranks_of
-from distdiag.probes.guard import guarded
+from distdiag.probes.guard import guarded, guarded_if
 from distdiag.probes.models.modules import clean_name
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.tensors.bytes import is_readable
@@ -104,7 +104,7 @@ class SummedParts(Probe):
                     return f"{self._name_of(root)}/{clean_name(name)}"
         return ""
 
-    @guarded
+    @guarded_if("_waiting")
     def flush(self) -> None:
         """Write down what has been read by now."""
         while self._waiting and (found := self._waiting[0].pending.take()) is not None:
