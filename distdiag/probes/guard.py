@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from torch.compiler import is_compiling
 
 from distdiag.probes.base import Probe
-from distdiag.probes.out_of_sight import begin_hiding, end_hiding
+from distdiag.probes.out_of_sight import HERE, begin_hiding, end_hiding
 from distdiag.record.guard import Guard
 
 _P = TypeVar("_P", bound=Probe)
@@ -49,7 +49,8 @@ def guarded(
     def call(self: _P, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _T | None:
         if is_compiling() or self.off or self.recorder.closed:
             return None
-        with guard(self.fail):
+        # What is hidden already need not be hidden again.
+        with guard(self.fail) if HERE.veil is None else self.guard:
             return method(self, *args, **kwargs)
         return None
 
@@ -72,7 +73,7 @@ def guarded_if(
             if is_compiling() or not getattr(self, attribute):
                 return
             if not (self.off or self.recorder.closed):
-                with guard(self.fail):
+                with guard(self.fail) if HERE.veil is None else self.guard:
                     method(self, *args, **kwargs)
 
         return call

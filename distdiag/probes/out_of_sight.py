@@ -57,7 +57,8 @@ class _Thread(threading.local):
     spare: _Veil | None = None
 
 
-_HERE: Final = _Thread()
+HERE: Final = _Thread()
+"""Where microseconds count, it is asked for its `veil` without a call."""
 
 
 class _Veil:
@@ -137,7 +138,7 @@ class out_of_sight:
 
 def begin_hiding() -> bool:
     """Hide what follows on this thread; return whether the caller has to end it."""
-    here = _HERE
+    here = HERE
     if here.veil is not None:
         return False
     veil, here.spare = here.spare, None
@@ -147,7 +148,7 @@ def begin_hiding() -> bool:
 
 def end_hiding() -> None:
     """Hide nothing any more on this thread."""
-    here = _HERE
+    here = HERE
     veil, here.veil = here.veil, None
     if veil is not None:
         veil.end()
@@ -157,7 +158,7 @@ def end_hiding() -> None:
 @contextmanager
 def in_sight() -> Iterator[None]:
     """Run code of the program that interrupts ours as if ours were not there."""
-    veil, _HERE.veil = _HERE.veil, None
+    veil, HERE.veil = HERE.veil, None
     if veil is not None:
         veil.end()
     try:
@@ -170,14 +171,14 @@ def in_sight() -> Iterator[None]:
 def _hide(veil: _Veil) -> None:
     try:
         veil.begin()
-        _HERE.veil = veil
+        HERE.veil = veil
     except BaseException:  # a signal handler of the program raised
-        _HERE.veil = None
+        HERE.veil = None
         veil.end()
         raise
 
 
 def is_grad_enabled() -> bool:
     """Say whether the program builds graphs now, also within `out_of_sight`."""
-    veil = _HERE.veil
+    veil = HERE.veil
     return _has_grad() if veil is None else veil.has_grad

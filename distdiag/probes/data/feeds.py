@@ -24,7 +24,7 @@ from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.creations import Creations
 from distdiag.probes.generators import generator_states
-from distdiag.probes.guard import guarded, guarded_if
+from distdiag.probes.guard import guard, guarded, guarded_if
 from distdiag.probes.losses.terms import kind_of, saved
 from distdiag.probes.models.modules import ModuleHook, class_name, clean_name, is_compiled
 from distdiag.probes.models.tensor_plans import address_of
@@ -308,11 +308,13 @@ class StepFeeds(Probe):
 
     def tell_started(self, module: nn.Module, given: object) -> None:
         """Tell all who want to know that DDP is given its inputs."""
-        self._moments.forward_started.emit(module, module, given)
+        with guard(self.fail):  # one for all who are told
+            self._moments.forward_started.emit(module, module, given)
 
     def tell_ended(self, module: object, output: object) -> None:
         """Tell them that its forward pass is over."""
-        self._moments.forward_ended.emit(module, output)
+        with guard(self.fail):
+            self._moments.forward_ended.emit(module, output)
 
     def _after_wrap(self, _: object) -> None:
         self._is_changed = True
