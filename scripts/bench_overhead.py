@@ -5,7 +5,8 @@ Parts: ``call`` (one collective on a backend that does nothing, a deep stack), `
 ranks: an MLP with many tiny collectives, a transformer of four layers; and both with
 TORCH_DISTRIBUTED_DEBUG=DETAIL), ``host`` (the processor time of single steps of narrow models in
 one process, plain and in each profile: what a GPU's host has to do beside), ``start`` (from the
-shell to the end of a script that does nothing). Run it on a quiet machine: ``python scripts/bench_overhead.py [PART…]``.
+shell to the end of a script that does nothing). Run it on a quiet machine:
+``python scripts/bench_overhead.py [PART…]``.
 """
 
 from __future__ import annotations
