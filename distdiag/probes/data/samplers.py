@@ -26,7 +26,7 @@ from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.creations import Creations
 from distdiag.probes.data.feeds import Batch, StepFeeds
-from distdiag.probes.guard import guarded, guarded_in_sight
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.out_of_sight import is_grad_enabled
@@ -331,12 +331,12 @@ class SamplerProbe(Probe):
 
         return next_batch
 
-    @guarded_in_sight
+    @guarded
     def _before_index(self, iterator: object, frame: FrameType) -> None:
         if iterator not in self._passes:
             self._begin(iterator, frame)
 
-    @guarded_in_sight
+    @guarded
     def _after_index(self, iterator: object, index: object) -> None:
         self._passes[iterator].indices.add(index)
 
@@ -435,11 +435,11 @@ class SamplerProbe(Probe):
 
     # Writing
 
-    @guarded_in_sight
+    @guarded
     def _before_step(self, optimizer: torch.optim.Optimizer, _: FrameType) -> None:
         self._stepped = weakref.ref(optimizer)
 
-    @guarded_in_sight
+    @guarded
     def _after_step(self) -> None:
         stepped = None if self._stepped is None else self._stepped()
         for each in self._open:
