@@ -3,8 +3,10 @@
 
 Parts: ``call`` (one collective on a backend that does nothing, a deep stack), ``training`` (two
 ranks: an MLP with many tiny collectives, a transformer of four layers; and both with
-TORCH_DISTRIBUTED_DEBUG=DETAIL), ``start`` (from the shell to the end of a script that does
-nothing). Run it on a quiet machine: ``python scripts/bench_overhead.py [PART…]``.
+TORCH_DISTRIBUTED_DEBUG=DETAIL), ``host`` (the processor time of single steps of narrow models in
+one process, plain and in each profile: what a GPU's host has to do beside), ``start`` (from the
+shell to the end of a script that does nothing). Run it on a quiet machine:
+``python scripts/bench_overhead.py [PART…]``.
 """
 
 from __future__ import annotations
@@ -191,6 +193,60 @@ def bench_training(rounds: int) -> None:
         )
 
 
+# The host's time of single steps
+
+HOST_KINDS = ("ddp", "fsdp2", "compiled-ddp", "many-collectives")
+PROFILES = ("plain", "light", "standard", "deep")
+HOST_FIRST, HOST_STEPS = 66, 200
+"""The first steps are looked at closely, the others show the usual ones with the looks between."""
+HOST_ROUNDS = 5
+
+
+def run_host(kind: str, profile: str) -> dict[str, list[float]]:
+    """Run one process and return the times of its steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "times.json")
+        tool = ["-m", "distdiag.check", "--profile", profile, "--report", "json"]
+        tool += ["--run-dir", f"{folder}/run"]
+        command = [
+            *(sys.executable, *(() if profile == "plain" else tool), str(WORKLOAD)),
+            *("--kind", kind, "--steps", str(HOST_STEPS)),
+            *("--host", str(HOST_FIRST), "--out", str(out)),
+        ]
+        environment = dict(os.environ, OMP_NUM_THREADS="1")
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        return json.loads(out.read_text())
+
+
+def bench_host(rounds: int) -> None:
+    """Time steps in each profile, in turns; the lowest and highest round are shown, too."""
+    for kind in HOST_KINDS:
+        found: dict[str, list[dict[str, list[float]]]] = {profile: [] for profile in PROFILES}
+        for number in range(min(rounds, HOST_ROUNDS)):
+            for profile in PROFILES if number % 2 == 0 else reversed(PROFILES):
+                found[profile].append(run_host(kind, profile))
+        usual = [statistics.median(each["main thread"]) for each in found["plain"]]
+        for profile in PROFILES:
+            say(f"host      {kind:16} {profile:8} {_host_row(found[profile], usual)}")
+
+
+def _host_row(runs: list[dict[str, list[float]]], plain: list[float]) -> str:
+    medians = [statistics.median(each["main thread"]) for each in runs]
+    added = [(a - b) * 1e3 for a, b in zip(medians, plain, strict=True)]
+    mean = statistics.median(statistics.fmean(each["main thread"]) for each in runs)
+    others = (
+        statistics.median(statistics.median(each[name]) for each in runs)
+        for name in ("all threads", "wall")
+    )
+    first = statistics.median(each["first"][0] for each in runs)
+    return (
+        f"main thread {statistics.median(medians):7.3f} ms (mean {mean:7.3f}), added "
+        f"{statistics.median(added):6.0f} µs [{min(added):.0f}, {max(added):.0f}]   "
+        "all threads {:7.3f} ms   wall {:7.3f} ms".format(*others)
+        + f"   first {HOST_FIRST} steps {first:6.0f} ms"
+    )
+
+
 # The start
 
 
@@ -214,7 +270,12 @@ def bench_start(rounds: int) -> None:
     say(f"start     {'import torch, end':24} added median {statistics.median(added):.2f} s")
 
 
-PARTS = {"call": bench_call, "training": bench_training, "start": bench_start}
+PARTS = {
+    "call": bench_call,
+    "training": bench_training,
+    "host": bench_host,
+    "start": bench_start,
+}
 
 
 def main() -> None:

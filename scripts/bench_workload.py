@@ -1,19 +1,27 @@
 #!/usr/bin/env python
-"""The training that `bench_overhead.py` times, on every rank: started by it under torchrun."""
+"""The training that `bench_overhead.py` times, on every rank: started by it under torchrun.
+
+With `--host` it runs as one process, and each step is timed by itself.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from distdiag.agent.agent import RankAgent
 from distdiag.config import Config
@@ -62,6 +70,94 @@ def transformer() -> Step:
 
 STEPS = {"tiny-collectives": tiny_collectives, "transformer": transformer}
 
+WIDTH, VOCABULARY = 16, 64
+
+
+class Block(nn.Module):
+    """A layer of a transformer so narrow that what counts is the time of the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend, and go through two linear layers: batch, tokens, width."""
+        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, 2, WIDTH // 2)).unbind(-3)
+        heads = (each.transpose(1, 2) for each in (query, key, value))
+        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        return x + self.down(functional.gelu(self.up(self.other_norm(x))))
+
+
+def narrow(wrapper: str) -> Step:
+    """Return a step of twelve narrow layers with the loop around it that trainings have."""
+    layers = [Block() for _ in range(12)]
+    model: nn.Module = nn.Sequential(
+        nn.Embedding(VOCABULARY, WIDTH), *layers, nn.Linear(WIDTH, VOCABULARY)
+    )
+    if wrapper == "fsdp2":
+        for layer in layers:
+            fully_shard(layer)
+        fully_shard(model)
+    else:  # a bucket for each layer, as in large models
+        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
+    if wrapper == "compiled-ddp":
+        model = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = TensorDataset(torch.randint(0, VOCABULARY, (1 << 14, 9)))
+    batches = iter(DataLoader(tokens, batch_size=2))
+
+    def step() -> None:
+        (batch,) = next(batches)
+        logits = model(batch[:, :-1]).flatten(0, 1)
+        loss = functional.cross_entropy(logits, batch[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+HOST_STEPS: dict[str, Callable[[], Step]] = {
+    "ddp": partial(narrow, "ddp"),
+    "fsdp2": partial(narrow, "fsdp2"),
+    "compiled-ddp": partial(narrow, "compiled-ddp"),
+    "many-collectives": tiny_collectives,
+}
+
+
+def time_host(kind: str, num_first: int, num_steps: int) -> dict[str, list[float]]:
+    """Return milliseconds of each step: of the main thread, of all threads, and on the wall.
+
+    Reads of modules are limited as on a GPU, where the first steps are no exception.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    begun = time.thread_time()
+    step = HOST_STEPS[kind]()
+    _limit_reads_as_on_gpus()
+    rows: list[tuple[float, ...]] = []
+    for number in range(num_first + num_steps):
+        if number == num_first:
+            first = time.thread_time() - begun
+            gc.collect()
+            gc.freeze()
+        before = (time.thread_time(), time.process_time(), time.perf_counter())
+        step()
+        after = (time.thread_time(), time.process_time(), time.perf_counter())
+        rows.append(tuple((b - a) * 1e3 for a, b in zip(before, after, strict=True)))
+    columns = zip(*rows[num_first:], strict=True)
+    named = dict(zip(("main thread", "all threads", "wall"), map(list, columns), strict=True))
+    return {**named, "first": [first * 1e3]}
+
+
+def _limit_reads_as_on_gpus() -> None:
+    numerics = sys.modules.get("distdiag.probes.numerics.probe")
+    if numerics is not None:
+        numerics._FIRST_USUAL, numerics._FIRST_CLOSE = 0, numerics._FIRST_CLOSE_ON_GPU
+
 
 def time_block(step: Step, num_steps: int) -> float:
     """Return the duration of one step in milliseconds."""
@@ -86,12 +182,17 @@ def install(agent: RankAgent) -> list[Probe]:
 def main() -> None:
     """Time blocks of steps; with `--pairs` the probes are away in one block of two."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kind", choices=sorted(STEPS), required=True)
-    parser.add_argument("--pairs", type=int, required=True)
+    parser.add_argument("--kind", choices=sorted({*STEPS, *HOST_STEPS}), required=True)
+    parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--host", type=int, metavar="FIRST", help="time single steps after these")
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
     torch.manual_seed(0)
+    if arguments.host is not None:
+        found = time_host(arguments.kind, arguments.host, arguments.steps)
+        Path(arguments.out).write_text(json.dumps(found), encoding="utf-8")
+        return
     dist.init_process_group("gloo")
     step = STEPS[arguments.kind]()
     time_block(step, arguments.steps)

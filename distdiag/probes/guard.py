@@ -7,10 +7,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Concatenate, ParamSpec, TypeVar
 
-import torch
+from torch.compiler import is_compiling
 
 from distdiag.probes.base import Probe
-from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.out_of_sight import HERE, begin_hiding, end_hiding
 from distdiag.record.guard import Guard
 
 _P = TypeVar("_P", bound=Probe)
@@ -21,15 +21,10 @@ _Args = ParamSpec("_Args")
 class guard(Guard):
     """Runs a part of a probe out of sight, and hands what it raises to `fail`; for one block."""
 
-    __slots__ = ("_hidden",)
-
-    def __init__(self, fail: Callable[[Exception], object]) -> None:
-        """Tell `fail`, which is that of the probe."""
-        super().__init__(fail)
-        self._hidden = out_of_sight()
+    __slots__ = ("_is_outermost",)
 
     def __enter__(self) -> None:
-        self._hidden.__enter__()
+        self._is_outermost = begin_hiding()
 
     def __exit__(
         self,
@@ -37,8 +32,9 @@ class guard(Guard):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._hidden.__exit__(kind, error, trace)
-        return super().__exit__(kind, error, trace)
+        if self._is_outermost:
+            end_hiding()
+        return error is not None and super().__exit__(kind, error, trace)
 
 
 def guarded(
@@ -51,10 +47,53 @@ def guarded(
 
     @functools.wraps(method)
     def call(self: _P, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _T | None:
-        if torch.compiler.is_compiling() or self.is_off:
+        if is_compiling() or self.off or self.recorder.closed:
             return None
-        with guard(self.fail):
+        # What is hidden already need not be hidden again.
+        with guard(self.fail) if HERE.veil is None else self.guard:
             return method(self, *args, **kwargs)
         return None
+
+    return call
+
+
+def guarded_if(
+    attribute: str,
+) -> Callable[[Callable[Concatenate[_P, _Args], object]], Callable[Concatenate[_P, _Args], None]]:
+    """Let a method run `guarded` while this attribute of its probe holds anything.
+
+    For what is called in each step and mostly finds nothing to do: to hide it costs more.
+    """
+
+    def decorate(
+        method: Callable[Concatenate[_P, _Args], object],
+    ) -> Callable[Concatenate[_P, _Args], None]:
+        @functools.wraps(method)
+        def call(self: _P, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
+            if is_compiling() or not getattr(self, attribute):
+                return
+            if not (self.off or self.recorder.closed):
+                with guard(self.fail) if HERE.veil is None else self.guard:
+                    method(self, *args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def guarded_in_sight(
+    method: Callable[Concatenate[_P, _Args], object],
+) -> Callable[Concatenate[_P, _Args], None]:
+    """Let a method that looks at no tensor run within the guard of its probe, while that is on.
+
+    Nothing is hidden: most of what `guarded` costs is that.
+    """
+
+    @functools.wraps(method)
+    def call(self: _P, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
+        if is_compiling() or self.off or self.recorder.closed:
+            return
+        with self.guard:
+            method(self, *args, **kwargs)
 
     return call

@@ -51,49 +51,68 @@ _is_inference: Final = torch.is_inference_mode_enabled
 
 
 class _Thread(threading.local):
-    """What hides the operations of this thread now."""
+    """What hides the operations of this thread now, and a veil for the next time."""
 
     veil: _Veil | None = None
+    spare: _Veil | None = None
 
 
-_HERE: Final = _Thread()
+HERE: Final = _Thread()
+"""Where microseconds count, it is asked for its `veil` without a call."""
 
 
 class _Veil:
-    """What has been switched off, and how to put it back."""
+    """What has been switched off, and how to put it back.
 
-    __slots__ = ("_functions", "_inference", "_keys", "_tracing", "has_grad")
+    A thread uses it again: to make the guards of torch costs as much as to use them.
+    """
+
+    __slots__ = (
+        "_functions",
+        "_has_keys",
+        "_inference",
+        "_is_grad_off",
+        "_keys",
+        "_tracing",
+        "has_grad",
+    )
 
     def __init__(self) -> None:
         self.has_grad = _has_grad()
-        self._keys: Any = None
+        self._functions: Any = reading_attributes()
+        self._keys: Any = _exclude(_HIDDEN)
+        self._is_grad_off = self._has_keys = False
         self._tracing: Any = None
         self._inference: Any = None
 
     def begin(self) -> None:
         """Switch off, first of all what would see that the rest is switched off."""
-        self._functions: Any = reading_attributes()
         self._functions.__enter__()
         self.has_grad = _has_grad()
+        self._is_grad_off = True
         _set_grad(False)
         self._tracing = _tracing()
         if self._tracing is not None:
             _set_tracing(None)
         # What is made now may be kept until the program has left this mode.
         self._inference = torch._C._InferenceMode(False) if _is_inference() else None
-        self._keys = _exclude(_HIDDEN)
         self._keys.__enter__()
+        self._has_keys = True
         _set_observed(False)
 
     def end(self) -> None:
         """Put all back, in reverse order."""
         _set_observed(True)
-        if self._keys is not None:
+        if self._has_keys:
+            self._has_keys = False
             self._keys.__exit__(None, None, None)
         self._inference = None
         if self._tracing is not None:
-            _set_tracing(self._tracing)
-        _set_grad(self.has_grad)
+            tracing, self._tracing = self._tracing, None
+            _set_tracing(tracing)
+        if self._is_grad_off:
+            self._is_grad_off = False
+            _set_grad(self.has_grad)
         self._functions.__exit__(None, None, None)
 
 
@@ -104,9 +123,7 @@ class out_of_sight:
 
     def __enter__(self) -> None:
         """Hide what follows on this thread."""
-        self._is_outermost = _HERE.veil is None
-        if self._is_outermost:
-            _hide(_Veil())
+        self._is_outermost = begin_hiding()
 
     def __exit__(
         self,
@@ -115,15 +132,33 @@ class out_of_sight:
         trace: TracebackType | None,
     ) -> None:
         """Hide nothing any more, after the outermost block."""
-        if self._is_outermost and _HERE.veil is not None:
-            veil, _HERE.veil = _HERE.veil, None
-            veil.end()
+        if self._is_outermost:
+            end_hiding()
+
+
+def begin_hiding() -> bool:
+    """Hide what follows on this thread; return whether the caller has to end it."""
+    here = HERE
+    if here.veil is not None:
+        return False
+    veil, here.spare = here.spare, None
+    _hide(_Veil() if veil is None else veil)
+    return True
+
+
+def end_hiding() -> None:
+    """Hide nothing any more on this thread."""
+    here = HERE
+    veil, here.veil = here.veil, None
+    if veil is not None:
+        veil.end()
+        here.spare = veil
 
 
 @contextmanager
 def in_sight() -> Iterator[None]:
     """Run code of the program that interrupts ours as if ours were not there."""
-    veil, _HERE.veil = _HERE.veil, None
+    veil, HERE.veil = HERE.veil, None
     if veil is not None:
         veil.end()
     try:
@@ -136,14 +171,14 @@ def in_sight() -> Iterator[None]:
 def _hide(veil: _Veil) -> None:
     try:
         veil.begin()
-        _HERE.veil = veil
+        HERE.veil = veil
     except BaseException:  # a signal handler of the program raised
-        _HERE.veil = None
+        HERE.veil = None
         veil.end()
         raise
 
 
 def is_grad_enabled() -> bool:
     """Say whether the program builds graphs now, also within `out_of_sight`."""
-    veil = _HERE.veil
+    veil = HERE.veil
     return _has_grad() if veil is None else veil.has_grad

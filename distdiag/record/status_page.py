@@ -37,6 +37,11 @@ _OFFSET: Final = {
     )
 }
 _INT: Final = struct.Struct("<q")
+_PHASE_NUMBERS: Final = {phase: number for number, phase in enumerate(_PHASES)}
+_PHASE_AT: Final = _OFFSET["phase"]
+_PROGRESS: Final = struct.Struct("<qqq")
+_PROGRESS_AT: Final = _OFFSET["step"]
+"""The step, and after it the batches and the backward passes: written at once."""
 _HIGHEST_PID: Final = 1 << 22
 """Linux gives no higher number to a process (PID_MAX_LIMIT)."""
 
@@ -105,13 +110,11 @@ class StatusPage:
 
     def set_phase(self, phase: Phase) -> None:
         """Say what the rank begins to do."""
-        self._store("phase", _PHASES.index(phase))
+        _INT.pack_into(self._memory, _PHASE_AT, _PHASE_NUMBERS[phase])
 
     def set_progress(self, *, step: int, num_batches: int, num_backwards: int) -> None:
         """Say how far the rank is."""
-        self._store("step", step)
-        self._store("num_batches", num_batches)
-        self._store("num_backwards", num_backwards)
+        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, step, num_batches, num_backwards)
 
     def raise_flag(self, flag: int) -> None:
         """Set one of the flags of this module for good."""

@@ -119,6 +119,15 @@ class Resumes:
         is_new = optimizer not in self._stepped
         return is_new and optimizer in self._restored and optimizer not in self._schedules
 
+    def has_stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether `before_step` knows an optimizer."""
+        return optimizer in self._stepped
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether `after_step` has anything to return."""
+        return len(self._seen) > 0
+
     def before_step(self, optimizer: torch.optim.Optimizer, *, is_first: bool) -> None:
         """Look at an optimizer that has not stepped before."""
         if optimizer in self._stepped:
@@ -344,9 +353,14 @@ class WastedLoads:
             reference = weakref.ref(module)
             self._watched.append(_Watched(reference, api, waste, tensors, self._loads.count, site))
 
-    def settle(self, held: set[int]) -> Iterator[tuple[dict[str, Any], CallSite]]:
-        """Yield what has come to nothing; `held` are the parameters of the optimizer, by id."""
-        rest = []
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is anything to settle."""
+        return bool(self._watched)
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], CallSite]]:
+        """Yield what has come to nothing, of models that an optimizer is about to change."""
+        rest, held = [], {id(parameter) for parameter in parameters_of(optimizer)}
         for each in self._watched:
             module = each.module()
             if module is None:
@@ -574,14 +588,18 @@ class LoadProbe(Probe):
 
     # What came of it
 
-    @guarded
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self.recorder.num_backwards:
             return  # not a step of the training: it makes the states of the optimizer
+        is_first = not self._resumes.has_stepped(optimizer)
+        if is_first or self._loads.is_unsettled or self._wasted.is_watching:
+            self._settle(optimizer)
+
+    @guarded
+    def _settle(self, optimizer: torch.optim.Optimizer) -> None:
         for fields, site in self._loads.settle():
             self.recorder.event(WeightsLoaded, site=site, **fields)
-        held = {id(parameter) for parameter in parameters_of(optimizer)}
-        for fields, site in self._wasted.settle(held):
+        for fields, site in self._wasted.settle(optimizer):
             self.recorder.event(LoadWasted, site=site, **fields)
         restarted = self._resumes.continues(optimizer) and self._schedules.restarted(optimizer)
         if restarted:
@@ -589,8 +607,12 @@ class LoadProbe(Probe):
             self.recorder.event(ScheduleRestarted, site=site, **restarted)
         self._resumes.before_step(optimizer, is_first=self.recorder.step == 0)
 
-    @guarded
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._resumes.has_seen:
+            self._tell_resumed(optimizer)
+
+    @guarded
+    def _tell_resumed(self, optimizer: torch.optim.Optimizer) -> None:
         fields = self._resumes.after_step(optimizer)
         if fields:
             site = self._site(sys._getframe(1))

@@ -211,6 +211,11 @@ class ModelLoads:
         if owner is not None:
             self._written.setdefault(owner, {})[slot.name] = self.count
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether anything was loaded since the last time."""
+        return bool(self._open)
+
     def settle(self) -> Iterator[tuple[dict[str, Any], CallSite]]:
         """Yield, for each load since the last time, the fields of what it has left out."""
         loads = list(self._open.values())

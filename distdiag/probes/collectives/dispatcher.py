@@ -22,10 +22,11 @@ from distdiag.events.lifecycle import TorchLoaded
 from distdiag.probes.call_sites import find_site
 from distdiag.probes.collectives.functional import KEY
 from distdiag.probes.collectives.operators import ASYNC_MESSAGES, OPS, Layout
-from distdiag.probes.collectives.tap import Tap, TapError
+from distdiag.probes.collectives.tap import Tap, TapError, dtype_of, shape_of
 from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
 from distdiag.probes.untyped import Untyped
 from distdiag.record.event_file import ISSUED, WAITED
+from distdiag.record.guard import attempt
 from distdiag.record.thread_context import ThreadContext
 
 Kernel = Callable[..., Any]
@@ -101,9 +102,10 @@ class DispatcherTap(Tap):
     def _kernel(self, layout: Layout, op: Untyped) -> Kernel:
         # Looked up here once: each attribute costs in a place where microseconds count.
         after, before = self._after, self._before
-        mark, failed, guard = self.mark, self.failed, self.guard
+        failed, fail = self.failed, self.fail
         redispatch = op._handle.redispatch_boxed
         recorder, here = self.recorder, self.recorder.here
+        mark = recorder.mark
         returns_late = layout.is_async is None and not layout.spec.is_message
 
         def kernel(keyset: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
@@ -112,9 +114,8 @@ class DispatcherTap(Tap):
             if context.is_recorded:
                 context.is_recorded = False
             elif not self.off and not recorder.closed:
-                with guard, reading_attributes():
-                    given = layout.bind(args, kwargs) if kwargs else args
-                    call = before(context, layout, given)
+                with reading_attributes():
+                    call = attempt(fail, before, context, layout, args, kwargs)
             if call is None:
                 return redispatch(keyset & after, *args, **kwargs)
             try:
@@ -122,44 +123,55 @@ class DispatcherTap(Tap):
             except BaseException:
                 failed(call)
                 raise
-            mark(call, ISSUED)
-            if returns_late:
-                mark(call, WAITED)  # a monitored barrier returns when all ranks were there
+            if not self.off:
+                attempt(fail, mark, call, ISSUED)
+                if returns_late:  # a monitored barrier returns when all ranks were there
+                    attempt(fail, mark, call, WAITED)
             return result
 
         return kernel
 
-    def _before(self, context: ThreadContext, layout: Layout, args: tuple[Any, ...]) -> int | None:
-        inputs, outputs = layout.inputs(args), layout.outputs(args)
+    def _before(
+        self,
+        context: ThreadContext,
+        layout: Layout,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> int | None:
+        if kwargs:
+            args = layout.bind(args, kwargs)
+        inputs = () if layout.inputs is None else layout.inputs(args)
+        outputs = () if layout.outputs is None else layout.outputs(args)
         shown = inputs or outputs
         if shown and shown[0].is_meta:
             return None  # a compiler asks for shapes; nothing is issued
-        group = self._group(_unbox(args[layout.process_group]))
+        handle = _unbox(args[layout.process_group])
+        group = self._groups.get(id(handle))
+        if group is None or group.handle() is not handle:
+            group = self._learn(handle)
         if group is None:
             return None
         spec = layout.spec
         key = (
             spec.public,
-            tuple([tensor.shape for tensor in inputs]),
-            tuple([tensor.shape for tensor in outputs]),
-            tuple([tensor.dtype for tensor in shown]),
+            tuple(map(shape_of, inputs)),
+            tuple(map(shape_of, outputs)),
+            tuple(map(dtype_of, shown)),
             layout.details(args, group.value.ranks) if layout.has_details else None,
             context.reduce_op,
         )
         # On a thread of C++ nothing of Python called the kernel.
-        site = find_site(self.recorder, context, sys._getframe(1).f_back)
+        site = find_site(self.recorder, context, sys._getframe(2).f_back)
+        if layout.is_async is not None:
+            is_async = bool(layout.is_async.of(args))
+        else:
+            is_async = spec.is_message and site.api in ASYNC_MESSAGES
         return self._write(
             context,
             group,
             key,
             site,
             is_message=spec.is_message,
-            is_async=self._is_async(layout, args, site.api),
+            is_async=is_async,
             results=outputs or shown,
         )
-
-    @staticmethod
-    def _is_async(layout: Layout, args: tuple[Any, ...], api: str | None) -> bool:
-        if layout.is_async is not None:
-            return bool(layout.is_async.of(args))
-        return layout.spec.is_message and api in ASYNC_MESSAGES

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.probes.call_sites import find_site
 from distdiag.probes.collectives.operators import ASYNC_MESSAGES, NO_DETAILS
-from distdiag.probes.collectives.tap import Tap, TapError
+from distdiag.probes.collectives.tap import Tap, TapError, dtype_of, shape_of
 from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
 from distdiag.probes.untyped import Untyped
 from distdiag.record.event_file import ISSUED
@@ -131,9 +131,9 @@ class HookTap(Tap):
         shown = inputs or outputs
         key = (
             op,
-            tuple([tensor.shape for tensor in inputs]),
-            tuple([tensor.shape for tensor in outputs]),
-            tuple([tensor.dtype for tensor in shown]),
+            tuple(map(shape_of, inputs)),
+            tuple(map(shape_of, outputs)),
+            tuple(map(dtype_of, shown)),
             details,
             context.reduce_op,
         )

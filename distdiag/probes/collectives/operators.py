@@ -5,7 +5,7 @@ Their overloads differ in the last arguments only: options, or an operator, a ro
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import index
+from operator import index, itemgetter
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -70,23 +70,20 @@ OPS: Final = {
 ASYNC_MESSAGES: Final = frozenset({"isend", "irecv", "batch_isend_irecv"})
 
 
-def _one(tensor: object) -> list[Any]:
-    return [tensor]
+def _one(place: int) -> Callable[[tuple[Any, ...]], Any]:
+    return itemgetter(slice(place, place + 1))
 
 
-def _many(tensors: object) -> object:
-    return tensors
+def _nested(place: int) -> Callable[[tuple[Any, ...]], Any]:
+    return lambda args: [tensor for tensors in args[place] for tensor in tensors]
 
 
-def _nested(lists: Untyped) -> list[Any]:
-    return [tensor for tensors in lists for tensor in tensors]
-
-
-_FLATTEN: Final[dict[str, Callable[[Any], Any]]] = {
+_FLATTEN: Final[dict[str, Callable[[int], Callable[[tuple[Any, ...]], Any]]]] = {
     "Tensor": _one,
-    "List[Tensor]": _many,
+    "List[Tensor]": itemgetter,
     "List[List[Tensor]]": _nested,
 }
+"""What takes the tensors of an argument from all of them; mostly in C, for it does so each time."""
 
 
 class Argument(NamedTuple):
@@ -132,12 +129,11 @@ class Layout:
         index, argument = self._arguments[name]
         return Argument(index, argument.default_value)
 
-    def _tensors(self, name: str) -> Callable[[tuple[Any, ...]], Any]:
+    def _tensors(self, name: str) -> Callable[[tuple[Any, ...]], Any] | None:
         if not name:
-            return lambda args: ()
+            return None
         index, argument = self._arguments[name]
-        flatten = _FLATTEN[str(argument.type)]
-        return lambda args: flatten(args[index])
+        return _FLATTEN[str(argument.type)](index)
 
     def details(self, args: tuple[Any, ...], ranks: tuple[int, ...]) -> Details:
         """Return what only some operators have; `ranks` are those of the group."""

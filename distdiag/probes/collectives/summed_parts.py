@@ -16,7 +16,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.operators import flatten
 from distdiag.probes.collectives.used_groups import ranks_of
-from distdiag.probes.guard import guarded
+from distdiag.probes.guard import guarded, guarded_if
 from distdiag.probes.models.modules import clean_name
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.tensors.bytes import is_readable
@@ -66,17 +66,20 @@ class SummedParts(Probe):
         self._subscribe(self._shared, self._before_sum)
         self._subscribe(self._step_ended, self.flush)
 
-    @guarded
     def _before_sum(self, given: object, group: object, reduce_op: str) -> None:
         recorder = self.recorder
-        if reduce_op != "SUM" or recorder.here.context.backward_depth or not is_due(recorder.step):
-            return
+        is_forward = not recorder.here.context.backward_depth
+        if reduce_op == "SUM" and is_forward and is_due(recorder.step):
+            self._look(given, group, sys._getframe(1))
+
+    @guarded
+    def _look(self, given: object, group: object, frame: FrameType) -> None:
+        recorder = self.recorder
         if self._place != (place := (recorder.step, recorder.num_backwards)):
             self._place, self._num_sums = place, 0
         tensors = flatten(given)
         if self._num_sums >= _MOST_SUMS or len(tensors) != 1 or not _is_matrix(tensors[0]):
             return
-        frame = sys._getframe(1)
         layer = next(filter(_is_layer, _running(frame)), None)
         name = "" if layer is None else self._full_name(layer)
         if layer is None or not name:
@@ -104,7 +107,7 @@ class SummedParts(Probe):
                     return f"{self._name_of(root)}/{clean_name(name)}"
         return ""
 
-    @guarded
+    @guarded_if("_waiting")
     def flush(self) -> None:
         """Write down what has been read by now."""
         while self._waiting and (found := self._waiting[0].pending.take()) is not None:

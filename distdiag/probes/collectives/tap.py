@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 from itertools import count
+from operator import attrgetter
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -36,6 +37,11 @@ will wait for it by himself."""
 
 SignatureKey = tuple[Any, ...]
 """Op, input shapes, output shapes, dtypes, `Details` or None, reduce op: cheap to make."""
+
+
+# In C: they are called for each tensor of each call.
+shape_of: Final = attrgetter("shape")
+dtype_of: Final = attrgetter("dtype")
 
 
 class TapError(Exception):
@@ -123,9 +129,9 @@ class Tap(Probe):
         options = options_of(args)
         key = (
             method.public,
-            tuple([tensor.shape for tensor in inputs]),
-            tuple([tensor.shape for tensor in outputs]),
-            tuple([tensor.dtype for tensor in shown]),
+            tuple(map(shape_of, inputs)),
+            tuple(map(shape_of, outputs)),
+            tuple(map(dtype_of, shown)),
             details_of(method, args, options, group.value.ranks) if method.has_details else None,
             reduce_op_of(method, args, options) if method.reduces else None,
         )

@@ -24,7 +24,7 @@ from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.creations import Creations
 from distdiag.probes.generators import generator_states
-from distdiag.probes.guard import guarded
+from distdiag.probes.guard import guard, guarded, guarded_if
 from distdiag.probes.losses.terms import kind_of, saved
 from distdiag.probes.models.modules import ModuleHook, class_name, clean_name, is_compiled
 from distdiag.probes.models.tensor_plans import address_of
@@ -236,7 +236,8 @@ class StepFeeds(Probe):
         self.members: tuple[int, ...] = ()
         """The ranks that train the model together which was fed last."""
         self._batch = Batch()
-        self._fed: _Fed | None = None
+        self.fed: _Fed | None = None
+        """What a model was given in a pass that is looked at."""
         self._draws: list[tuple[Draw, Pending | None]] = []
         self._inside: object = None
         """What tells the forward pass of a model that goes on, None between them."""
@@ -307,11 +308,13 @@ class StepFeeds(Probe):
 
     def tell_started(self, module: nn.Module, given: object) -> None:
         """Tell all who want to know that DDP is given its inputs."""
-        self._moments.forward_started.emit(module, module, given)
+        with guard(self.fail):  # one for all who are told
+            self._moments.forward_started.emit(module, module, given)
 
     def tell_ended(self, module: object, output: object) -> None:
         """Tell them that its forward pass is over."""
-        self._moments.forward_ended.emit(module, output)
+        with guard(self.fail):
+            self._moments.forward_ended.emit(module, output)
 
     def _after_wrap(self, _: object) -> None:
         self._is_changed = True
@@ -371,9 +374,9 @@ class StepFeeds(Probe):
             if isinstance(forward, nn.Module) and not forward.training:
                 self._moments.evaluated.emit(forward)
 
-    @guarded
+    @guarded_if("fed")
     def _leave_forward(self, output: object) -> None:
-        fed = self._fed
+        fed = self.fed
         if fed is not None and fed.norms is None and fed.norm_layers:
             fed.norms = NormReading(output, fed.norm_layers)
 
@@ -398,7 +401,7 @@ class StepFeeds(Probe):
         norms = local_norms(unwrapped(module))
         has_drawn = bool(self._drawn_until) and self._drawn_until != tuple(generator_states())
         site = CallSite(frames)
-        self._fed = _Fed(model, members, pending, sizes, norms, begin, site, has_drawn)
+        self.fed = _Fed(model, members, pending, sizes, norms, begin, site, has_drawn)
         parts = unwrapped(module).named_modules()
         self._parts = {id(p): f"{clean_name(name)} {class_name(p)}".strip() for name, p in parts}
 
@@ -441,8 +444,9 @@ class StepFeeds(Probe):
     @property
     def wants_masks(self) -> bool:
         """Whether it matters now what is drawn for activations; asked for each that may be."""
-        is_wanted = not self.is_off and self._is_due and self._has_room
-        if self._fed is None or self._inside is None or not is_wanted:
+        if self.fed is None or self._inside is None or self.is_off:
+            return False
+        if not (self._is_due and self._has_room):
             return False
         self._num_masks += 1
         return self._num_masks <= _MOST_DRAWS
@@ -483,7 +487,7 @@ class StepFeeds(Probe):
     @guarded
     def _backward(self) -> None:
         self._write()
-        fed, self._fed = self._fed, None
+        fed, self.fed = self.fed, None
         number = self._number
         if self._is_fed:
             self._is_fed, self._num_passes[self._last] = False, number + 1
@@ -512,7 +516,7 @@ class StepFeeds(Probe):
         self._waiting.append(_Waiting(fed.contents, batch.contents, fed.norms, draws, fields))
         self._write()
 
-    @guarded
+    @guarded_if("_waiting")
     def _write(self) -> None:
         while self._waiting:
             fields = self._waiting[0].event_fields()

@@ -6,7 +6,6 @@ Everything is seen in the main process, where indices are drawn whatever the num
 from __future__ import annotations
 
 import inspect
-import itertools
 import sys
 import weakref
 from array import array
@@ -93,7 +92,8 @@ class IndexStream:
         whole = index if isinstance(index, list | tuple) else [index]
         try:
             # The number in a tensor may lie on a device.
-            batch = array("q", [] if any(isinstance(i, torch.Tensor) for i in whole) else whole)
+            has_tensor = any(issubclass(kind, torch.Tensor) for kind in set(map(type, whole)))
+            batch = array("q", [] if has_tensor else whole)
         except (TypeError, OverflowError):
             self.is_opaque = True
             return
@@ -106,7 +106,7 @@ class IndexStream:
         self.fetched.append((xxhash.xxh3_64_hexdigest(content), len(batch)))
         if self.is_ascending:
             row = [self._last, *batch]
-            self.is_ascending = all(a < b for a, b in itertools.pairwise(row))
+            self.is_ascending = row == sorted(set(row))
             self._last = batch[-1]
         if len(self.first) < _SHOWN:
             self.first = (*self.first, *batch)[:_SHOWN]

@@ -24,7 +24,7 @@ from distdiag.probes.compiled_passes import is_compiled_pass
 from distdiag.probes.gradients.exchange_graph import ExchangeReading, ways_from
 from distdiag.probes.gradients.leaves import Kept, KeptBy, Leaf, chosen, leaves_of
 from distdiag.probes.gradients.weighted_sums import NUM_SUMS, PendingValues, weighted_sums
-from distdiag.probes.guard import guard, guarded
+from distdiag.probes.guard import guard, guarded, guarded_if
 from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.own_steps import FIRST_STEPS, is_due
 from distdiag.probes.models.tensor_plans import local_part
@@ -240,7 +240,7 @@ class GradientSumProbe(Probe):
             total = found if total is None else total + found
         return total
 
-    @guarded
+    @guarded_if("_window")
     def _before_update(self, optimizer: object, _: FrameType) -> None:
         window = self._window
         if window is None or not isinstance(optimizer, torch.optim.Optimizer):
@@ -257,7 +257,7 @@ class GradientSumProbe(Probe):
                     sums.applied = self._read(sums, gradients) if parts else _nothing(sums)
                     sums.weight = self._read(sums, _weights(sums.leaf)) if parts else _nothing(sums)
 
-    @guarded
+    @guarded_if("_window")
     def _after_step(self) -> None:
         if self._window is not None:
             _let_go(self._window)

@@ -23,7 +23,7 @@ from distdiag.events.logged import (
 from distdiag.probes.base import Probe
 from distdiag.probes.compiled_passes import is_compiled_pass
 from distdiag.probes.gradients.weighted_sums import PendingValues
-from distdiag.probes.guard import guard, guarded
+from distdiag.probes.guard import guard, guarded, guarded_if, guarded_in_sight
 from distdiag.probes.logged.loss_graph import (
     Addend,
     addends_of,
@@ -262,24 +262,25 @@ class LossNumberProbe(Probe):
             self._knows_ratio, self._has_sampled = True, False
         self._running = one
 
-    @guarded
+    @guarded_if("_running")
     def _after_backward(self, _: bool) -> None:
         running, self._running = self._running, None
         if running is not None:
             running.end()
             self._waiting.append(running)
 
-    @guarded
+    @guarded_in_sight
     def _stepped(self, optimizer: Untyped) -> None:
         groups = getattr(optimizer, "param_groups", ())
         rates = [rate for group in groups if isinstance(rate := group.get("lr"), int | float)]
         self._rate = float(max(rates, default=math.nan))
 
-    @guarded
+    @guarded_in_sight
     def _step_ended(self) -> None:
         self._num_passes, self._has_sampled = 0, False
         self._write()
 
+    @guarded_if("_waiting")
     def _write(self) -> None:
         while self._waiting:
             found = self._waiting[0].result()

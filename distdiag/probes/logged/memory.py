@@ -39,10 +39,12 @@ class StepMemory(Probe):
     def _install(self) -> None:
         self._subscribe(self._ended, self._step_ended)
 
-    @guarded
     def _step_ended(self) -> None:
-        if self.recorder.step % EVERY:
-            return
+        if self.recorder.step % EVERY == 0:
+            self._look()
+
+    @guarded
+    def _look(self) -> None:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
         used = int(pages[1]) * _PAGE
         self.recorder.event(

@@ -18,7 +18,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.losses import LossWeights
 from distdiag.probes.base import Probe
 from distdiag.probes.compiled_passes import is_compiled_pass
-from distdiag.probes.guard import guard, guarded
+from distdiag.probes.guard import guard, guarded, guarded_if, guarded_in_sight
 from distdiag.probes.losses.aux_terms import (
     Aux,
     aux_terms,
@@ -213,10 +213,13 @@ class LossProbe(Probe):
         """Write down what has been read by now."""
         self._write()
 
-    @guarded
     def _see(self, given: object) -> None:
         if is_due(self.recorder.step):
-            self._given.see(given)
+            self._see_due(given)
+
+    @guarded
+    def _see_due(self, given: object) -> None:
+        self._given.see(given)
 
     @guarded
     def _see_injected(self, node: object) -> None:
@@ -260,7 +263,7 @@ class LossProbe(Probe):
         """Take note whether auxiliary losses are looked for in all steps, to see them used."""
         self._is_aux_doubted = is_doubted
 
-    @guarded
+    @guarded_if("_running")
     def _after_backward(self, _: bool) -> None:
         """Leave the graph: the pass is over, or has failed."""
         running, self._running = self._running, None
@@ -268,10 +271,10 @@ class LossProbe(Probe):
             running.end(self._injected.take())
             self._passes.append(running)
 
-    @guarded
+    @guarded_if("_num_passes")
     def _before_step(self, optimizer: object, _: FrameType) -> None:
         """Write down the passes whose gradients an optimizer is about to apply."""
-        if not isinstance(optimizer, torch.optim.Optimizer) or not self._num_passes:
+        if not isinstance(optimizer, torch.optim.Optimizer):
             return
         if len(self._passes) == self._num_passes:
             members, divisor = averaging_of(self._models, optimizer)
@@ -295,7 +298,7 @@ class LossProbe(Probe):
             label = self._labels[optimizer] = kind if number == 1 else f"{kind}#{number}"
         return label
 
-    @guarded
+    @guarded_in_sight
     def _forget(self) -> None:
         self._num_passes, self._passes, self._places = 0, [], {}
         self._injected.forget()

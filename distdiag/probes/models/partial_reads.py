@@ -10,7 +10,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.models import PartialRead
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guarded
+from distdiag.probes.guard import guarded, guarded_if
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -56,12 +56,12 @@ class PartialReads(Probe):
             }
         )
 
-    @guarded
+    @guarded_if("_waiting")
     def _before_share(self, *_: object) -> None:
         """Forget what was read: the program reduces the number itself."""
         self._waiting.clear()
 
-    @guarded
+    @guarded_if("_waiting")
     def flush(self) -> None:
         """Write down what was read and not reduced since."""
         while self._waiting:

@@ -423,11 +423,14 @@ class ModelSnapshots(Probe):
         for buffer in buffers:
             self._cut.add(buffer)
 
-    @guarded
     def _before_share(self, tensors: object, group: object, _: str) -> None:
         """Take note of parameters and gradients that the program itself sends round."""
         if not self._started or any(map(self._steps.is_due, self._started)):
-            self._shared.note(tensors, group, (self._modules.count, self.recorder.num_backwards))
+            self._note_share(tensors, group)
+
+    @guarded
+    def _note_share(self, tensors: object, group: object) -> None:
+        self._shared.note(tensors, group, (self._modules.count, self.recorder.num_backwards))
 
     @guarded
     def _before_save(self, saved: object, frame: FrameType) -> None:

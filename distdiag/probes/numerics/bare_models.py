@@ -28,10 +28,15 @@ class BareModels:
         self._num_seen = -1
         self._hooked: WeakMap[nn.Module, tuple[Any, Any]] = WeakMap()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether no model has been made since the last look; asked for each batch."""
+        return self._num_seen == self._models.count
+
     def find(self) -> None:
         """Look for models that have been made since."""
         roots = self._models.roots()
-        if roots and self._num_seen != self._models.count:
+        if roots:
             self._num_seen = self._models.count
             for root in roots:
                 self.add(root)

@@ -36,7 +36,7 @@ class Budget:
         if self._depth == 0:
             self._spent_s += time.perf_counter() - self._entered_s
 
-    def is_left(self, times: int = 1) -> bool:
-        """Say whether less than so many times the share of the time was spent so far."""
+    def is_left(self, part: float = 1.0) -> bool:
+        """Say whether less than this part of the share of the time was spent so far."""
         passed_s = time.perf_counter() - self._begun_s
-        return self.share >= 1 or self._spent_s <= times * self.share * passed_s
+        return self.share >= 1 or self._spent_s <= part * self.share * passed_s

@@ -48,9 +48,9 @@ _FIRST_CLOSE_IN_LIGHT: Final = 2
 where the host launches a step in the time of some hundred readings, each takes twice as long."""
 _FIRST_USUAL: Final = 256
 """On CPUs so many steps are read whatever it costs: trials and tests are no longer."""
-_FOR_GRADIENTS: Final = 2
-"""So many times the share may be spent where only gradients are read: without them a number that
-is made in a backward pass is seen in the next step only."""
+_FOR_MODULES: Final = 0.5
+"""Modules are read while less than this part of the share is spent. The rest is for gradients:
+without them a number that is made in a backward pass is seen in the next step only."""
 _MOST_READINGS: Final = 20_000
 """A step with more passes than that is not read to its end."""
 _MOST_WAITING: Final = 64
@@ -150,8 +150,12 @@ class NumericsProbe(Probe):
 
         return init
 
-    @guarded
     def _find_bare(self, *_: object) -> None:
+        if not self._bare.is_current:
+            self._look_for_bare()
+
+    @guarded
+    def _look_for_bare(self) -> None:
         self._bare.find()
 
     @guarded
@@ -314,8 +318,8 @@ class NumericsProbe(Probe):
         if step < (_FIRST_CLOSE_IN_LIGHT if self._is_light else first):
             return Detail.CLOSE
         is_trial = not on_gpu and not self._is_light and step < _FIRST_USUAL
-        if not is_trial and not self._budget.is_left():
-            may_read = not self._is_light and self._budget.is_left(_FOR_GRADIENTS)
+        if not is_trial and not self._budget.is_left(_FOR_MODULES):
+            may_read = not self._is_light and self._budget.is_left()
             return Detail.GRADIENTS if may_read else Detail.LOSS
         return Detail.CLOSE if step % EVERY == 0 or step & (step - 1) == 0 else Detail.USUAL
 

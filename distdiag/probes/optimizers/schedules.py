@@ -15,7 +15,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.data import MetricGiven, ScheduleState
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guarded
+from distdiag.probes.guard import guarded, guarded_if
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
@@ -142,7 +142,7 @@ class Schedules(Probe):
                 site=course.site,
             )
 
-    @guarded
+    @guarded_if("_all")
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         for course in self._all:
             scheduler = course.scheduler()
@@ -151,7 +151,7 @@ class Schedules(Probe):
             if own is not None and own is optimizer.param_groups:
                 self._count_step(course)
 
-    @guarded
+    @guarded_if("_all")
     def _after_step(self) -> None:
         if self.recorder.step >= self._next_look:
             self._next_look *= 2

@@ -153,8 +153,10 @@ class StepClock(Probe):
     def _after_step(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling() or self.is_off:
             return
-        self._stepped.emit(optimizer)
-        self._end(sys._getframe(1))
+        frame = sys._getframe(1)
+        with guard(self.fail):  # one for all who are told: what it hides is most of its cost
+            self._stepped.emit(optimizer)
+            self._end(frame)
 
     def _scaler_step(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -170,7 +172,7 @@ class StepClock(Probe):
         return step
 
     def _begin(self, frame: FrameType) -> None:
-        with guard(self.fail):
+        with self.guard:
             depth, depths = _depth(frame), self._open.depths
             while depths and depths[-1] >= depth:
                 depths.pop()  # that step raised: hooks after it never ran
@@ -240,13 +242,14 @@ class BackwardProbe(Probe):
                 return original(*args, **kwargs)
             context.backward_depth = 1
             recorder, accumulates = self.recorder, bool(kwargs.get("accumulate_grad"))
-            if accumulates:
-                self._coming.emit()
-            outer, phase = recorder.backward, recorder.phase
-            with guard(self.fail):
-                self._begin(sys._getframe(1), counts=accumulates)
-            if accumulates:
-                self._started.emit(args[0] if args else kwargs.get("t_outputs"))
+            outer, phase, frame = recorder.backward, recorder.phase, sys._getframe(1)
+            with guard(self.fail):  # one for all who are told: what it hides is most of its cost
+                if accumulates:
+                    self._coming.emit()
+                    phase = recorder.phase
+                self._begin(frame, counts=accumulates)
+                if accumulates:
+                    self._started.emit(args[0] if args else kwargs.get("t_outputs"))
             is_complete = False
             try:
                 result = original(*args, **kwargs)
@@ -254,7 +257,8 @@ class BackwardProbe(Probe):
                 return result
             finally:
                 if accumulates:
-                    self._ended.emit(is_complete)
+                    with guard(self.fail):
+                        self._ended.emit(is_complete)
                 context.backward_depth = 0
                 recorder.backward = outer
                 self._enter(phase)

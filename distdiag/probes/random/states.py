@@ -46,10 +46,13 @@ class RandomStates(Probe):
     def _at_start(self, root: nn.Module) -> None:
         self._look(Moment.START, root)
 
-    @guarded
     def _after_step(self) -> None:
         if is_due(self.recorder.step):
-            self._look(Moment.STEP)
+            self._look_at_step()
+
+    @guarded
+    def _look_at_step(self) -> None:
+        self._look(Moment.STEP)
 
     def _look(self, moment: Moment, root: nn.Module | None = None) -> None:
         if root is not None:

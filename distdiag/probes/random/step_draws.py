@@ -100,12 +100,14 @@ class StepDraws(Probe):
         return draw
 
     def _masking(self, original: AnyCallable) -> AnyCallable:
-        here = self._here
+        here, feeds = self._here, self._feeds
 
         @like(original)
         def mask(*args: object, **kwargs: object) -> object:
-            is_seen = not (torch.compiler.is_compiling() or self.is_off or here.is_inside)
-            if not is_seen or not self._feeds.wants_masks:
+            # Many functions of each pass come by here: first what mostly tells that nobody looks.
+            if feeds.fed is None or torch.compiler.is_compiling() or here.is_inside:
+                return original(*args, **kwargs)
+            if self.is_off or not feeds.wants_masks:
                 return original(*args, **kwargs)
             before = self._before_mask(args)
             here.is_inside = True

@@ -481,8 +481,12 @@ class RoutingProbe(Probe):
             "site": self._site(),
         }
 
-    @guarded
     def _write(self) -> None:
+        if self._counters or self._waiting:
+            self._write_waiting()
+
+    @guarded
+    def _write_waiting(self) -> None:
         while self._counters and (found := self._counters[0][0].take()) is not None:
             (content,), (_, how, values) = found, self._counters.popleft()
             if not how:

@@ -18,6 +18,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.used_groups import UsedGroups, ranks_of
 from distdiag.probes.guard import guarded
+from distdiag.probes.out_of_sight import in_sight
 from distdiag.probes.sequence.library_functions import (
     Entry,
     Ready,
@@ -85,7 +86,7 @@ class VerifySequence(Probe):
         if self._is_done or self.is_off or torch.compiler.is_compiling():
             return
         self._is_done = True
-        with self.guard:
+        with in_sight(), self.guard:  # these are functions of the program
             device = self._device()
             members = ranks_of(_found_function(self._config.group)) if self._config.group else None
             pairs = list(self._pairs(members))

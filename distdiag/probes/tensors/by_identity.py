@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping, MutableSet
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+_T = TypeVar("_T")
 
 
 class WeakMap(MutableMapping[_Key, _Value]):
@@ -24,6 +25,21 @@ class WeakMap(MutableMapping[_Key, _Value]):
         if reference() is not key:
             raise KeyError(id(key))
         return value
+
+    # Without the exceptions of those that are inherited: both are asked for in each step.
+
+    @overload
+    def get(self, key: _Key, /) -> _Value | None: ...
+    @overload
+    def get(self, key: _Key, /, default: _Value | _T) -> _Value | _T: ...
+    def get(self, key: _Key, /, default: object = None) -> object:
+        """Return the value of an object, or the default."""
+        found = self._items.get(id(key))
+        return default if found is None or found[0]() is not key else found[1]
+
+    def __contains__(self, key: object) -> bool:
+        found = self._items.get(id(key))
+        return found is not None and found[0]() is key
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
         number = id(key)
@@ -50,7 +66,7 @@ class WeakMembers(MutableSet[_Key]):
         self._map: WeakMap[_Key, None] = WeakMap()
 
     def __contains__(self, one: object) -> bool:
-        return one in self._map
+        return self._map.__contains__(one)
 
     def __iter__(self) -> Iterator[_Key]:
         return iter(self._map)

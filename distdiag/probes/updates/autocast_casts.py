@@ -13,6 +13,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guard
 from distdiag.probes.models.optimizer_state import parameters_of
+from distdiag.probes.out_of_sight import in_sight
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -64,7 +65,11 @@ class AutocastCasts(Probe):
 
     def _before_backward(self, _: object) -> None:
         step, self._step = self._step, None
-        if step is None or self.is_off or not _autocast_dtypes():
+        if step is None or self.is_off:
+            return
+        with in_sight():
+            has_ended = not _autocast_dtypes()
+        if has_ended:
             return
         self._is_told = True
         with guard(self.fail):

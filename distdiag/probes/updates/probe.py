@@ -20,7 +20,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.creations import Creations
 from distdiag.probes.gradients.weighted_sums import PendingValues
-from distdiag.probes.guard import guarded
+from distdiag.probes.guard import guarded, guarded_if
 from distdiag.probes.models.optimizer_state import named_parameters, parameters_of, rate_of
 from distdiag.probes.models.own_steps import OwnSteps, is_due
 from distdiag.probes.models.registry import LiveModels, class_of, roots_of
@@ -164,7 +164,7 @@ class UpdateProbe(Probe):
                 return class_of(root), named
         return "", {}
 
-    @guarded
+    @guarded_if("_looks")
     def _after_step(self, optimizer: object) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             return
