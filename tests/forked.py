@@ -47,9 +47,14 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "distdiag.check",
+    "distdiag.cli.analyze",
+    "distdiag.cli.parity",
+    "distdiag.cli.report",
 )
-"""What most programs import, or the first optimizer does. The agent then finds there what else it
-would see being imported, as in a program that calls `attach()` late."""
+"""What most programs import, or the first optimizer does, and the commands of many tests. The agent
+then finds there what else it would see being imported, as in a program that attaches late."""
+WALKED = ("distdiag.checks", "distdiag.probes")
+"""The packages of which all modules are."""
 PRELOADED_FOR = {
     "accelerate": ("accelerate",),
     "deepspeed": ("deepspeed",),
@@ -179,9 +184,9 @@ def start(
 
 
 def run(
-    command: Sequence[str], *, timeout: float, cwd: Path | None = None
+    command: Sequence[str], *, nproc: int = 0, timeout: float, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module or a script in a process of its own, as `subprocess.run` does with `text`."""
+    """Run a module or a script in processes of their own, as `subprocess.run` does with `text`."""
     paths = filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     own = {
         "PYTHONPATH": os.pathsep.join(paths),
@@ -193,7 +198,7 @@ def run(
         tempfile.TemporaryFile("w+") as stdout,
         tempfile.TemporaryFile("w+") as stderr,
     ):
-        job = start(command, 0, os.environ | own, cwd, (stdin, stdout, stderr))
+        job = start(command, nproc, os.environ | own, cwd, (stdin, stdout, stderr))
         status = job.wait(timeout)
         job.close()
         stdout.seek(0)
@@ -286,9 +291,9 @@ def _prepare() -> None:
     sys.path[0] = str(REPOSITORY)
     _import(PRELOADED)
     sys.modules["torch.distributed.distributed_c10d"]._pg_map = _KeptGroups()  # type: ignore[attr-defined]
-    probes = importlib.import_module("distdiag.probes")
-    found = pkgutil.walk_packages(probes.__path__, "distdiag.probes.")
-    _import(module.name for module in found)
+    for package in WALKED:
+        path = importlib.import_module(package).__path__
+        _import(module.name for module in pkgutil.walk_packages(path, f"{package}."))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers
 
 

@@ -13,9 +13,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def copy(tmp_path):
     for folder in ("distdiag", "scripts", "docs"):
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.pyc.*"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 

@@ -83,7 +83,7 @@ def test_ranks(factor, shared, tmp_path, distdiag_world_size, capsys):
     print("out")
     assert capsys.readouterr().out == "out\\n"
 
-@pytest.mark.distdiag(world_size=2)
+@pytest.mark.distdiag(world_size=2, reuse="module")  # forked: both import torch once
 class TestMarks:
     def test_skip(self):
         pytest.skip("not today")
@@ -127,29 +127,6 @@ def test_finding_that_may_be():
 """
 
 
-def test_failures_name_ranks_with_introspection_signals_and_findings(run, tmp_path):
-    xml = tmp_path / "junit.xml"
-    result = run(FAILING, f"--junitxml={xml}")
-    result.assert_outcomes(failed=3, passed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*rank 1 of 2*",
-            "E*assert {'rank': 1} == {'rank': 0}",
-            "E*Differing items:",
-            "*output of rank*",
-            "said by both",
-            "*rank 1: killed by SIGKILL*",
-            "ERROR COL005 reduce-op-mismatch",
-        ]
-    )
-    cases = {case.get("name"): case for case in ElementTree.parse(xml).iter("testcase")}
-    failed = cases["test_one_rank_fails[world2]"]
-    properties = {each.get("name"): each.get("value") for each in failed.iter("property")}
-    assert properties == {"world_size": "2", "backend": "gloo"}
-    assert "{'rank': 1} == {'rank': 0}" in failed.find("failure").text
-    assert "rank 1 of 2" in failed.find("failure").text
-
-
 RACES = """
 HERE = os.path.dirname(__file__)
 
@@ -173,10 +150,30 @@ def test_ordered():
 """
 
 
-def test_a_file_that_nothing_orders_is_found_and_an_ordered_one_is_not(run):
-    result = run(RACES)
-    result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["*test_unordered*", "WARNING BAR001 unordered-file-access"])
+def test_failures_name_ranks_with_introspection_signals_findings_and_races(run, tmp_path):
+    xml = tmp_path / "junit.xml"
+    result = run(FAILING + RACES, f"--junitxml={xml}")  # in one run: torch is imported once
+    result.assert_outcomes(failed=4, passed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*rank 1 of 2*",
+            "E*assert {'rank': 1} == {'rank': 0}",
+            "E*Differing items:",
+            "*output of rank*",
+            "said by both",
+            "*rank 1: killed by SIGKILL*",
+            "ERROR COL005 reduce-op-mismatch",
+            "*test_unordered*",
+            "WARNING BAR001 unordered-file-access",
+        ]
+    )
+    cases = {case.get("name"): case for case in ElementTree.parse(xml).iter("testcase")}
+    failed = cases["test_one_rank_fails[world2]"]
+    properties = {each.get("name"): each.get("value") for each in failed.iter("property")}
+    assert properties == {"world_size": "2", "backend": "gloo"}
+    assert cases["test_ordered[world2]"].find("failure") is None
+    assert "{'rank': 1} == {'rank': 0}" in failed.find("failure").text
+    assert "rank 1 of 2" in failed.find("failure").text
 
 
 HANGING = """

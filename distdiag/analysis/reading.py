@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -82,9 +82,13 @@ def read_files(
     """
     contents = Contents()
     piped = () if stream is None else dumps_of_stream(stream, STDIN)
-    found = walk(paths, skip_folder=skip_folder, passed_over=contents.passed_over)
-    with _Pool() as pool:
-        for num_read, part in enumerate(_in_order(chain(piped, found), pool), 1):
+    entries = chain(piped, walk(paths, skip_folder=skip_folder, passed_over=contents.passed_over))
+    # All processes of a pool are forked at once: of a few files no more are needed than files.
+    first = list(islice(entries, len(os.sched_getaffinity(0))))
+    if first:
+        _readers()  # loaded here, they are there in all that is forked
+    with _Pool(max(1, len(first))) as pool:
+        for num_read, part in enumerate(_in_order(chain(first, entries), pool), 1):
             contents.add(part)
             progress(num_read)
     return contents
@@ -186,9 +190,9 @@ def _in_order(entries: Iterator[Dump | LargeFile | Refused], pool: _Pool) -> Ite
 class _Pool:
     """Processes that read files. When one dies, the files it may have died of are read alone."""
 
-    def __init__(self) -> None:
-        self.size = len(os.sched_getaffinity(0))
-        self._pool = _processes(self.size)
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool = _processes(size)
 
     def submit(self, dump: Dump | LargeFile) -> Future[Contents]:
         try:

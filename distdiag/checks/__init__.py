@@ -1,9 +1,11 @@
 """The catalogue: one module for each check, and the checks of third parties."""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import walk_packages
+from types import MappingProxyType
 from typing import Any
 
 from distdiag.checks.base import Check
@@ -11,6 +13,7 @@ from distdiag.checks.base import Check
 __all__ = ["Check", "load_checks"]
 
 
+@cache
 def load_checks() -> Mapping[str, type[Check[Any]]]:
     """Import every module of this package and map each check's code to its class.
 
@@ -18,7 +21,8 @@ def load_checks() -> Mapping[str, type[Check[Any]]]:
     """
     found = list(_own_checks())
     found += [entry.load() for entry in entry_points(group="distdiag.checks")]
-    return {check.code: check for check in sorted(found, key=lambda check: check.code)}
+    found.sort(key=lambda check: check.code)
+    return MappingProxyType({check.code: check for check in found})
 
 
 def _own_checks() -> list[type[Check[Any]]]:

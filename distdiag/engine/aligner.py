@@ -116,13 +116,18 @@ class Aligner:
         return {}
 
 
-def find_aligners() -> Iterator[type[Aligner]]:
-    """Import every module of the engine and yield the aligners that they define."""
-    for module in _modules():
-        for value in vars(module).values():
-            is_aligner = isinstance(value, type) and issubclass(value, Aligner)
-            if is_aligner and value is not Aligner and value.__module__ == module.__name__:
-                yield value
+@cache
+def find_aligners() -> tuple[type[Aligner], ...]:
+    """Import every module of the engine and return the aligners that they define."""
+    return tuple(
+        value
+        for module in _modules()
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Aligner)
+        and value is not Aligner
+        and value.__module__ == module.__name__
+    )
 
 
 @cache

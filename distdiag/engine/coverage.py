@@ -1,6 +1,6 @@
 """Which checks have looked, which had nothing to judge, and which could not see."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -75,11 +75,13 @@ class Coverage:
 
     def of(self, check: Check[Any]) -> Looked | Gap:
         """Say whether a check has looked, and if not, why."""
+        return self._of(check, self._by_view())
+
+    def _of(self, check: Check[Any], known: Mapping[type[View | Event], Gap]) -> Looked | Gap:
         if check.code in self._runner.disabled:
             return NotObserved(self._runner.disabled[check.code])
         if self._alone and not any(_is_of_one_rank(view) for view in check.views):
             return NotObserved(self._alone)
-        known = self._by_view()
         gaps = [known[view] for view in check.views if view in known]
         unseen = next((gap for gap in gaps if isinstance(gap, NotObserved)), None)
         if unseen is not None:
@@ -97,8 +99,9 @@ class Coverage:
             reasons.setdefault(what, []).append(text)
         found = {what: "; ".join(texts) for what, texts in reasons.items()}
         found |= self._forgotten.reasons() | self._gap()
+        known = self._by_view()
         for check in self._runner.checks:
-            gap = self.of(check)
+            gap = self._of(check, known)
             if not isinstance(gap, Looked):
                 found[check.code] = gap.reason
         return found
@@ -119,7 +122,8 @@ class Coverage:
     @property
     def idle(self) -> frozenset[str]:
         """The codes of the checks for which the run has nothing to judge."""
-        gaps = ((check.code, self.of(check)) for check in self._runner.checks)
+        known = self._by_view()
+        gaps = ((check.code, self._of(check, known)) for check in self._runner.checks)
         return frozenset(code for code, gap in gaps if isinstance(gap, NothingThere))
 
     def _by_view(self) -> dict[type[View | Event], Gap]:

@@ -78,7 +78,13 @@ class EventReader:
                 return self._found.popleft()
             memory = self._memory or self._open()
             if memory is None:
-                return None
+                following = self._following()
+                path = segment_path(self._folder, self._rank, self._index)
+                # They are made in order: one that is absent beside a later one was dropped.
+                if following is None or path.exists():
+                    return None
+                self._move_on(following, following - self._index)
+                continue
             if self._look(memory):
                 continue
             following = self._following()
@@ -88,13 +94,16 @@ class EventReader:
             if self._look(memory):
                 continue
             memory.close()
-            self._unfinished.clear()
-            num_lost = following - self._index - 1
-            self._memory, self._index, self._offset = None, following, START
-            if num_lost:
-                now_ns = time.monotonic_ns()
-                lost = EventsLost(rank=self._rank, seq=-1, time_ns=now_ns, num_segments=num_lost)
-                self._found.append(encode(lost))
+            self._move_on(following, following - self._index - 1)
+
+    def _move_on(self, following: int, num_lost: int) -> None:
+        """Read that segment next; say how many before it were dropped unread."""
+        self._unfinished.clear()
+        self._memory, self._index, self._offset = None, following, START
+        if num_lost:
+            now_ns = time.monotonic_ns()
+            lost = EventsLost(rank=self._rank, seq=-1, time_ns=now_ns, num_segments=num_lost)
+            self._found.append(encode(lost))
 
     def _look(self, memory: mmap.mmap) -> bool:
         """Take the next record and what marks say; return whether there was anything."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from distdiag.findings.report_json import decode_report
 from distdiag.parity.launcher import wait_for_monitor
 from distdiag.record.private_file import RESERVE_BYTES
 from distdiag.record.run_dir import RunDir
+from tests import forked
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -95,6 +97,15 @@ def run(
         )
     output, errors = (folder / "out").read_text(), (folder / "err").read_text()
     return Ended(done.returncode, output, errors, RunDir(root, 0))
+
+
+def run_on_two_ranks(folder: Path, text: str) -> Ended:
+    """Run a script on ranks under the check; its argument is the run directory."""
+    script, root = folder / "train.py", folder / "run"
+    script.write_text(text)
+    command = ["-m", "distdiag.check", "--run-dir", str(root), str(script), str(root)]
+    done = forked.run(command, nproc=2, timeout=120, cwd=folder)
+    return Ended(done.returncode, done.stdout, done.stderr, RunDir(root, 0))
 
 
 REAPING = """
@@ -249,8 +260,7 @@ dist.destroy_process_group()
 
 
 def test_what_a_dead_monitor_would_have_found_still_fails_the_run(tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    ended = run(tmp_path, KILLING + FAILING, launcher)
+    ended = run_on_two_ranks(tmp_path, KILLING + FAILING)
     report = ended.report
     assert report.complete, ended.stderr
     assert "COL004" in {finding.code for finding in report.findings if finding.severity == "error"}
@@ -270,12 +280,13 @@ dist.barrier()
 
 
 def test_a_rank_that_fails_when_nobody_watches_is_reported_nevertheless(tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    ended = run(tmp_path, KILLING + RAISING, launcher)
-    wait_for_monitor(ended.run_dir, 60.0)
+    ended = run_on_two_ranks(tmp_path, KILLING + RAISING)
     assert ended.status == 1, ended.stderr
-    report = ended.report
-    assert report.complete
+    # The ranks may be gone before the monitor that they have started is there.
+    deadline = time.monotonic() + 60
+    while not (report := ended.report).complete:
+        assert time.monotonic() < deadline, ended.stderr
+        time.sleep(0.05)
     assert report.run.outcome is Outcome.FAILED
     (finding,) = [each for each in report.findings if each.severity == "error"]
     assert (finding.code, tuple(finding.ranks)) == ("HNG001", (1,))

@@ -10,6 +10,7 @@ import pytest
 
 from distdiag.findings.finding import Outcome
 from distdiag.findings.report_json import decode_report
+from tests import forked
 from tests.dumps.recorders import recorders, write_dumps
 
 ROOT = Path(__file__).parents[2]
@@ -18,9 +19,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def analyze(tmp_path):
     def run(*arguments, stdin=""):
+        command = ["-m", "distdiag.cli", "analyze", *map(str, arguments)]
+        if not stdin:
+            return forked.run(command, timeout=100, cwd=tmp_path)
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         return subprocess.run(
-            [sys.executable, "-m", "distdiag.cli", "analyze", *map(str, arguments)],
+            [sys.executable, *command],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": paths},
             input=stdin,

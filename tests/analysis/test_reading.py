@@ -33,6 +33,16 @@ def test_what_the_files_hold_comes_in_the_order_of_their_names(tmp_path):
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
+def test_no_more_processes_are_forked_than_there_are_files(tmp_path, monkeypatch):
+    begin, sizes = reading._processes, []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(reading, "_processes", lambda num: sizes.append(num) or begin(num))
+    contents = read(*jobs_dumps(tmp_path / "two", world=2).iterdir())
+    assert (len(contents.dumps), sizes) == (2, [2])
+    assert len(read(jobs_dumps(tmp_path / "nine", world=9)).dumps) == 9
+    assert sizes == [2, 8]
+
+
 def test_a_file_that_kills_its_process_costs_one_line(tmp_path, monkeypatch):
     class Deadly:
         name = "deadly"

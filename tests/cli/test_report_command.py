@@ -12,6 +12,7 @@ import pytest
 from distdiag.findings.finding import Outcome
 from distdiag.reports import read_report, write_report
 from distdiag.reports.gate import Gate
+from tests import forked
 from tests.reports.samples import make_finding, make_note, make_report, make_run, make_warning
 from tests.reports.sarif_model import read_log
 
@@ -23,6 +24,8 @@ def distdiag(tmp_path):
     """Return a function that runs the command in an empty directory."""
 
     def run(*arguments, **environ):
+        if not environ:  # variables may say what Python reads when it starts
+            return forked.run(["-m", "distdiag.cli", *arguments], timeout=100, cwd=tmp_path)
         return subprocess.run(
             [sys.executable, "-m", "distdiag.cli", *arguments],
             cwd=tmp_path,

@@ -81,6 +81,16 @@ def of(check, *events, checks=None, **options):
     return coverage.of(check)
 
 
+def test_an_aligner_is_asked_once_for_all_checks(monkeypatch):
+    asked = []
+    monkeypatch.setattr(ModelAligner, "gaps", lambda self: asked.append(self) or {})
+    engine = engine_of()
+    assert engine.not_checked
+    assert len(asked) == 1
+    assert engine.idle
+    assert len(asked) == 2
+
+
 def test_a_check_whose_view_was_built_has_looked():
     assert of(ReplicaMismatch(), *DENSE) == Looked()
 

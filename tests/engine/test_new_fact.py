@@ -8,6 +8,7 @@ import pytest
 
 import distdiag.engine
 from distdiag.checks.base import Check
+from distdiag.engine.aligner import find_aligners
 from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Severity
@@ -81,7 +82,9 @@ def aligner(tmp_path, monkeypatch):
     """A module of the engine that defines the aligner."""
     (tmp_path / "temperatures.py").write_text(MODULE)
     monkeypatch.setattr(distdiag.engine, "__path__", [*distdiag.engine.__path__, str(tmp_path)])
+    find_aligners.cache_clear()
     yield
+    find_aligners.cache_clear()
     sys.modules.pop("distdiag.engine.temperatures", None)
     vars(distdiag.engine).pop("temperatures", None)
 

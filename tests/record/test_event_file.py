@@ -98,6 +98,24 @@ def test_the_first_and_the_newest_segments_are_kept(
     assert event.num_segments == kept[1] - 1
 
 
+def test_a_segment_that_is_dropped_before_it_could_be_opened_stops_no_reader(
+    tmp_path: Path,
+) -> None:
+    reader = EventReader(tmp_path, 0, first=1)
+    writer = EventWriter(tmp_path, 0, on_forget=lambda: None, segment_bytes=64, kept_segments=3)
+    writer.append(b"record 00")
+    assert list(reader.payloads()) == []  # its segment is to come
+    for number in range(1, 40):
+        writer.append(b"record %02d" % number)
+
+    kept = sorted(int(path.name.split(".")[1]) for path in tmp_path.glob("*.events"))
+    lost, *payloads = reader.payloads()
+    event = EventDecoder(0, Interner()).decode(lost)
+    assert isinstance(event, EventsLost)
+    assert event.num_segments == kept[1] - 1
+    assert payloads[-1] == b"record 39"
+
+
 def test_a_record_that_fits_nowhere_is_left_out_and_nothing_else(tmp_path: Path) -> None:
     writer = _writer(tmp_path, 256)
 
