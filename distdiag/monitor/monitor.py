@@ -149,6 +149,8 @@ class Monitor:
     def _attend(self) -> bool:
         self._engine.feed(self._local.clock())
         while True:
+            if self._run_dir.gives_way:
+                return True
             has_news = self._look()
             if self._is_over():
                 break
@@ -308,12 +310,22 @@ class Monitor:
 
     def _conclude(self) -> None:
         self._guarded(self._announce, None)
+        if self._run_dir.gives_way:
+            self._leave_report_to_ranks()
+            return
         report = self._publish(complete=True)
         self._guarded(lambda: self._reporter.show(report), None)
         self._reporter.release()
         self._reporter.save_verdict(self._findings())
         # Rank 0 waits for the verdict, and for no longer than some seconds.
         self._guarded(lambda: self._reporter.show(report, slow=True), None)
+        self._others.close()
+        self._transporter.close()
+
+    def _leave_report_to_ranks(self) -> None:
+        """End quietly: the monitor of the ranks that this process starts adds to the report."""
+        self._reporter.release()
+        self._reporter.save_verdict(self._findings())
         self._others.close()
         self._transporter.close()
 

@@ -223,7 +223,7 @@ def test_a_monitor_that_lags_at_the_end_is_said_loudly(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         f"{KILLING}os.kill(monitor, signal.SIGSTOP)\n"
-        "import distdiag.agent.agent\ndistdiag.agent.agent.VERDICT_S = 1.0\n",
+        "import distdiag.agent.verdict\ndistdiag.agent.verdict.VERDICT_S = 1.0\n",
     )
     pid = int(ended.run_dir.monitor_pid.read_text())
     psutil.Process(pid).resume()
