@@ -125,9 +125,10 @@ class MonitorProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether all that watched are dead."""
+        """Whether all that watched are dead, and did not end to make way for others."""
         pids = self._pids()
-        return bool(pids) and not any(pid.lives for pid in pids)
+        is_dead = bool(pids) and not any(pid.lives for pid in pids)
+        return is_dead and not self._run_dir.gives_way
 
     @property
     def is_alive(self) -> bool:
