@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launch import Launch, Outcome, run_command
+from tests.integration.launch import Launch, Outcome, run_checked, run_command
 
 pytestmark = pytest.mark.timeout(300)
-
-ANEW = Launch(launcher="torchrun")
 
 STARTS = """
 import multiprocessing as mp
@@ -66,7 +64,7 @@ def test_a_mismatch_of_ranks_that_torch_spawns_is_found_and_their_parent_sees_no
             print("trained", "DISTDIAG_JOIN" in os.environ)
         """,
     )
-    outcome = ANEW.checked(script, [str(tmp_path)], nproc=0)
+    outcome = run_checked(script, [str(tmp_path)], nproc=0)
     assert_all_ranks_were_observed(outcome)
     found = outcome.reported()
     assert found.keys() == {"COL005"}, outcome.describe()
@@ -95,7 +93,7 @@ def test_the_exception_of_a_forked_rank_is_reported_with_its_rank(tmp_path: Path
             print([rank.exitcode for rank in ranks])
         """,
     )
-    outcome = ANEW.checked(script, [str(tmp_path)], nproc=0)
+    outcome = run_checked(script, [str(tmp_path)], nproc=0)
     assert_all_ranks_were_observed(outcome)
     assert outcome.stdout == "[-15, 1]\n", outcome.describe()
     found = outcome.reported()
@@ -118,13 +116,36 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
             rank.join()
         """,
     )
-    options = ["--hang-timeout", "3", "--on-hang", "abort"]
-    outcome = ANEW.checked(script, [str(tmp_path)], options=options, nproc=0)
+    options = ["--hang-timeout", "1", "--on-hang", "abort"]
+    outcome = run_checked(script, [str(tmp_path)], options=options, nproc=0)
     assert outcome.report is not None
     assert outcome.report["silent_ranks"] == [1], outcome.describe()
     errors = [each for each in outcome.alarms if each["severity"] == "error"]
     assert errors, outcome.describe()
     assert all(1 in each["ranks"] for each in errors), outcome.describe()
+
+
+def test_a_process_that_starts_the_other_ranks_and_is_one_itself_is_observed_as_one(
+    tmp_path: Path,
+) -> None:
+    script = program(
+        tmp_path,
+        """
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        if rank == 0:  # as Lightning does
+            command = [sys.executable, *sys.argv]
+            other = subprocess.Popen(command, env={**os.environ, "LOCAL_RANK": "1"})
+        begin(rank, sys.argv[1])
+        dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+        dist.destroy_process_group()
+        if rank == 0:
+            sys.exit(other.wait() or 5)
+        """,
+    )
+    outcome = run_checked(script, [str(tmp_path)], nproc=0)
+    assert_all_ranks_were_observed(outcome)
+    assert outcome.reported().keys() == {"COL005"}, outcome.describe()
+    assert outcome.exit_status == 5, outcome.describe()
 
 
 def test_jobs_one_after_the_other_and_their_helpers_are_told_apart(tmp_path: Path) -> None:
@@ -142,16 +163,15 @@ def test_jobs_one_after_the_other_and_their_helpers_are_told_apart(tmp_path: Pat
             helper.start()
             helper.join()
             begin(rank, f"{folder}/{name}")
-            if name == "first" and rank == 1:
-                code = f"import train; train.help({mine + 's'!r})"
-                subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+            code = "import os, sys; sys.exit('DISTDIAG_JOIN' in os.environ)"
+            subprocess.run([sys.executable, "-c", code], check=True)
             list(torch.utils.data.DataLoader(range(4), num_workers=1))
             dist.barrier()
             dist.destroy_process_group()
 
         if __name__ == "__main__":
             for name in ("first", "second"):
-                for inner in ("0", "1", "0s", "1s"):
+                for inner in ("0", "1"):
                     os.makedirs(f"{sys.argv[1]}/{name}/{inner}")
                 torch.multiprocessing.start_processes(
                     work, args=(sys.argv[1], name), nprocs=2, start_method="fork"
@@ -159,7 +179,7 @@ def test_jobs_one_after_the_other_and_their_helpers_are_told_apart(tmp_path: Pat
             print("trained twice")
         """,
     )
-    outcome = ANEW.checked(script, [str(tmp_path)], nproc=0)
+    outcome = run_checked(script, [str(tmp_path)], nproc=0)
     assert (outcome.exit_status, outcome.stdout) == (0, "trained twice\n"), outcome.describe()
     assert outcome.alarms == [], outcome.describe()
     assert outcome.report is not None
@@ -189,6 +209,34 @@ def console_script(folder: Path) -> Path:
 
 
 def test_the_ranks_that_a_command_starts_join(tmp_path: Path) -> None:
+    script = program(
+        tmp_path,
+        """
+        def work(rank, folder):
+            begin(rank, folder)
+            dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+            dist.destroy_process_group()
+
+        if __name__ == "__main__":
+            context = mp.get_context("fork")
+            ranks = [context.Process(target=work, args=(r, sys.argv[1])) for r in range(2)]
+            [rank.start() for rank in ranks]
+            [rank.join() for rank in ranks]
+            print("trained", [rank.exitcode for rank in ranks])
+        """,
+    )
+    shell = ["bash", "-c", 'python "$@"', "bash", str(script), str(tmp_path)]
+    command = [sys.executable, "-m", "distdiag.cli", "check", "--", *shell]
+    outcome = run_command(
+        command, tmp_path, {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    )
+    assert_all_ranks_were_observed(outcome)
+    assert outcome.reported().keys() == {"COL005"}, outcome.describe()
+    assert (outcome.exit_status, outcome.stdout) == (1, "trained [0, 0]\n"), outcome.describe()
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_launcher_that_is_the_command_join(tmp_path: Path) -> None:
     script = program(tmp_path, LAUNCHED)
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     assert torchrun is not None
@@ -203,10 +251,8 @@ def test_the_ranks_that_a_command_starts_join(tmp_path: Path) -> None:
 
 def test_a_console_script_is_run_as_a_script_on_every_rank(tmp_path: Path) -> None:
     entry = console_script(tmp_path)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    checked = ["--nproc-per-node", "2", "-m", "distdiag.check", "--", "train-it", "--lr", "1"]
-    path = f"{entry.parent}:/usr/bin:/bin"
-    outcome = run_command([*torchrun, *checked], tmp_path, {"PATH": path})
+    launch = Launch(folder=tmp_path, environ={"PATH": f"{entry.parent}:/usr/bin:/bin"})
+    outcome = launch.checked(Path(entry.name), ["--lr", "1"])
     assert_all_ranks_were_observed(outcome)
     assert outcome.reported().keys() == {"COL005"}, outcome.describe()
     assert sorted(outcome.stdout.splitlines()) == ["trained ['--lr', '1'] None"] * 2
@@ -250,7 +296,7 @@ def test_the_ranks_of_a_lightning_script_under_plain_python_are_observed(tmp_pat
             trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(32, 4), 4))
         """,
     )
-    outcome = ANEW.checked(script, nproc=0)
+    outcome = Launch(launcher="torchrun").checked(script, nproc=0)
     # Lightning does not wait for the process of the other rank.
     assert outcome.report is not None, outcome.describe()
     assert outcome.report["silent_ranks"] == [], outcome.describe()
