@@ -309,23 +309,21 @@ class Monitor:
             self._reporter.save_verdict(self._findings())
 
     def _conclude(self) -> None:
-        self._guarded(self._announce, None)
         if self._run_dir.gives_way:
-            self._leave_report_to_ranks()
+            # The monitor of the ranks that this process starts writes the report from now on.
+            self._reporter.save_verdict(self._findings())
+            self._close()
             return
+        self._guarded(self._announce, None)
         report = self._publish(complete=True)
         self._guarded(lambda: self._reporter.show(report), None)
         self._reporter.release()
         self._reporter.save_verdict(self._findings())
         # Rank 0 waits for the verdict, and for no longer than some seconds.
         self._guarded(lambda: self._reporter.show(report, slow=True), None)
-        self._others.close()
-        self._transporter.close()
+        self._close()
 
-    def _leave_report_to_ranks(self) -> None:
-        """End quietly: the monitor of the ranks that this process starts adds to the report."""
-        self._reporter.release()
-        self._reporter.save_verdict(self._findings())
+    def _close(self) -> None:
         self._others.close()
         self._transporter.close()
 
