@@ -193,7 +193,9 @@ LAUNCHED = """
     rank = dist.get_rank()
     x = torch.ones(2)
     dist.all_reduce(x, op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
-    print("trained", sys.argv[1:], os.environ.get("DISTDIAG_JOIN"), flush=True)
+    told = os.environ.get("DISTDIAG_JOIN")
+    sys.stdout.write(f"trained {sys.argv[1:]} {told}\\n")  # at once: both ranks write there
+    sys.stdout.flush()
     dist.destroy_process_group()
 """
 
