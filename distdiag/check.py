@@ -11,17 +11,24 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
 from distdiag.agent.agent import RankAgent
 from distdiag.agent.attach import start_agent, validated
 from distdiag.agent.launch import read_launch
-from distdiag.agent.program import Program, find_module, find_script, run_as_main
-from distdiag.cli.options import check_options
+from distdiag.agent.program import (
+    Program,
+    find_command,
+    find_module,
+    find_script,
+    is_command,
+    run_as_main,
+)
+from distdiag.cli.options import check_options, module_option
 from distdiag.events.errors import RankError, UsageError
 from distdiag.probes.process.exceptions import strip_own_frames
 from distdiag.record.guard import warn
@@ -36,24 +43,17 @@ _LOCAL_RANK: Final = re.compile(r"--local[-_]rank=\d+")
 The latter spells it with a hyphen since torch 2.0."""
 
 
-def _exit_status(code: object) -> int:
-    """Return the status that Python ends with for ``sys.exit(code)``."""
-    if code is None:
-        return 0
-    return code & 0xFF if isinstance(code, int) else 1
-
-
-def _observe(program: Program, agent: RankAgent | None) -> None:
+def _observe(program: Program) -> None:
     """Run the program and tell the agent how it ended."""
     try:
         run_as_main(program)
     except SystemExit as error:
-        if agent is not None:
-            agent.will_exit(_exit_status(error.code), error)
+        if (agent := RankAgent.current) is not None:
+            agent.will_exit(error)
         raise
     except BaseException as error:
         is_interrupt = isinstance(error, KeyboardInterrupt)
-        if agent is not None:
+        if (agent := RankAgent.current) is not None:
             agent.exit_status = 130 if is_interrupt else 1
             agent.exceptions.raised(error, error.__traceback__)
         _show_as_python_does(program, None if is_interrupt else agent)
@@ -81,15 +81,40 @@ def _show_as_python_does(program: Program, agent: RankAgent | None) -> None:
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )
 @check_options
-@click.option("-m", "is_module", is_flag=True, help="Run a module, as `python -m` does.")
+@module_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def _command(script: str, args: tuple[str, ...], is_module: bool, **flags: object) -> Program:
-    """Run SCRIPT with ARGS under observation; put torchrun or another launcher in front."""
-    args = (*click.get_current_context().obj, *args)
-    program = find_module(script, args) if is_module else find_script(script, args)
+    """Run SCRIPT with ARGS under observation; put torchrun or another launcher in front.
+
+    SCRIPT may be the console script of a library, and after `--` any command.
+    """
+    launchers, words = click.get_current_context().obj
+    given = (*launchers, *args)
+    if is_module:
+        program = find_module(script, given)
+    elif is_command(words, script, args):
+        program = _of_command(script, given, flags)
+    else:  # torchrun takes a `--` for its own
+        found = None if os.path.exists(script) else find_command(script, given)
+        program = found or find_script(script, given)
     start_agent(validated(flags), tuple(program.argv), program.path)
     return program
+
+
+def _of_command(name: str, args: tuple[str, ...], flags: Mapping[str, Any]) -> Program:
+    """Return the program that a command is; one that this Python cannot run is started instead."""
+    program = find_command(name, args)
+    if program is not None:
+        return program
+    if not read_launch(os.environ).is_alone:
+        raise UsageError(
+            f"{name!r} is no script of this Python, so a rank cannot run it: put the tool in front "
+            "of the launcher (distdiag check -- COMMAND)"
+        )
+    from distdiag.cli.commands import run_command  # which needs more than a rank does
+
+    raise SystemExit(run_command((name, *args), flags))
 
 
 def _refuse(message: str) -> NoReturn:
@@ -116,7 +141,7 @@ def main(arguments: Sequence[str]) -> None:
             args=list(arguments[is_launchers:]),
             prog_name="python -m distdiag.check",
             standalone_mode=False,
-            obj=tuple(arguments[:is_launchers]),
+            obj=(tuple(arguments[:is_launchers]), arguments),
         )
     except click.ClickException as error:
         _refuse(error.format_message())
@@ -124,7 +149,7 @@ def main(arguments: Sequence[str]) -> None:
         _refuse(str(error))
     if not isinstance(program, Program):
         return  # --help was asked for, and shown
-    _observe(program, RankAgent.current)
+    _observe(program)
 
 
 if __name__ == "__main__":

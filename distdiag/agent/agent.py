@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import json
 import os
 import platform
 import socket
@@ -17,13 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
-import msgspec
-
 from distdiag.agent.monitor_process import MonitorProcess
 from distdiag.agent.rendezvous import Rendezvous, is_needed
+from distdiag.agent.verdict import (
+    POLL_S,
+    living,
+    newest_verdict,
+    replace_monitor,
+    tell_launcher,
+)
 from distdiag.config import Config
 from distdiag.events.base import Frame, Phase
-from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
+from distdiag.events.errors import DamagedFileError, RankError
 from distdiag.events.lifecycle import Finished, ProbeDisabled, RankStarted
 from distdiag.probes.base import AnyCallable, Probe
 from distdiag.probes.call_sites import caller, frames_of
@@ -34,18 +38,13 @@ from distdiag.probes.process.exceptions import ExceptionProbe
 from distdiag.probes.process.post_mortem import PostMortem
 from distdiag.record.guard import Guard, guarded, warn
 from distdiag.record.recorder import Recorder
-from distdiag.record.regular_file import read_regular
-from distdiag.record.run_dir import Launch, RunDir, Verdict, open_run_dir, write_atomically
+from distdiag.record.run_dir import Launch, RunDir, open_run_dir, write_atomically
 from distdiag.record.signals import Signal, Signals
 from distdiag.record.status_page import DETACHED, FINISHED, StatusPage, read_status
 
 BEAT_S: Final = 0.5
-POLL_S: Final = 0.02
 LAST_WORDS_S: Final = 3.0
 """A rank that raised waits so long for its peers' stacks to be taken."""
-VERDICT_S: Final = 12.0
-"""Rank 0 waits so long for the verdict after all other ranks have ended: a little longer than the
-monitor waits for ranks that never came."""
 
 
 def leave(exit_status: int) -> None:
@@ -92,6 +91,7 @@ class RankAgent:
     """Observes this process from `start` until it ends or `stop` is called."""
 
     current: ClassVar[RankAgent | None] = None
+    _ends_process: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -100,8 +100,13 @@ class RankAgent:
         command: tuple[str, ...],
         *,
         main_script: str | None,
+        starts_monitor: bool | None = None,
+        awaits_verdict: bool | None = None,
     ) -> None:
         """Claim the run directory; nothing is observed yet.
+
+        The first rank of a node starts the monitor, and rank 0 waits for the verdict at its end,
+        unless somebody else does.
 
         Raises:
             RankError: another process is this rank of the run.
@@ -114,8 +119,10 @@ class RankAgent:
         self.run_dir = open_run_dir(
             config.run_dir, launch, overwrite=config.overwrite, kept_runs=config.keep_runs
         )
-        self._launch = launch
-        self._config = config
+        self.launch = launch
+        self.config = config
+        self._starts_monitor = launch.local_rank == 0 if starts_monitor is None else starts_monitor
+        self._awaits_verdict = launch.rank == 0 if awaits_verdict is None else awaits_verdict
         self._command = command
         self._monitor = MonitorProcess(self.run_dir)
         signals = Signals()
@@ -152,19 +159,19 @@ class RankAgent:
             Exception: why it is not observed.
 
         """
-        rank = self._launch.rank
+        rank = self.launch.rank
         if _is_observed(self.run_dir.status(rank)):  # another process is this rank
             raise error
         reason = f"its agent could not start: {type(error).__name__}: {error}"
         with suppress(OSError):
             write_atomically(self.run_dir.unobserved(rank), reason.encode())
-        if self._launch.local_rank == 0 and len(self._launch.local_ranks) > 1:
+        if self._starts_monitor and len(self.launch.local_ranks) > 1:
             self._start_monitor()  # for the others
         raise error
 
     def start(self) -> None:
         """Begin to observe; the exit handler runs after those that the script registers."""
-        launch = self._launch
+        launch = self.launch
         self.recorder.event(
             RankStarted,
             local_rank=launch.local_rank,
@@ -176,11 +183,13 @@ class RankAgent:
             unix_ns=time.time_ns(),
             attempt=launch.attempt,
         )
-        if launch.local_rank == 0:
+        if self._starts_monitor:
             self._start_monitor()
         self.recorder.set_phase(Phase.SCRIPT)
         os.register_at_fork(after_in_child=self._let_go_in_child)
-        atexit.register(self._at_exit)
+        if not RankAgent._ends_process:
+            RankAgent._ends_process = True
+            atexit.register(_end_of_process)
         self._start_thread(self._beat)
         if is_needed(launch):
             self._start_thread(self._meet)
@@ -215,7 +224,7 @@ class RankAgent:
 
     def _start_monitor(self) -> None:
         try:
-            self._monitor.start(self._launch, self._command, self._config)
+            self._monitor.start(self.launch, self._command, self.config)
         except OSError as error:
             warn(f"the monitor cannot be started, there will be no report: {error}")
 
@@ -257,28 +266,17 @@ class RankAgent:
     def wait_for_last_words(self) -> None:
         """Give the monitor a moment to take the stacks of the peers, which will be killed soon."""
         deadline = time.monotonic() + LAST_WORDS_S
-        if is_needed(self._launch) and not self._is_child:
+        if is_needed(self.launch) and not self._is_child:
             self._rendezvous.wait(LAST_WORDS_S)
-        ack = self.run_dir.ack(self._launch.rank)
+        ack = self.run_dir.ack(self.launch.rank)
         while time.monotonic() < deadline and not ack.exists():
-            if self._is_child or not self._monitor.is_alive or not self._has_living_peers():
+            has_peers = living(self.run_dir, but=self.launch.rank)
+            if self._is_child or not self._monitor.is_alive or not has_peers:
                 return
             time.sleep(POLL_S)
 
-    def _has_living_peers(self) -> bool:
-        return any(
-            self._is_running(rank) for rank in self._launch.local_ranks if rank != self._launch.rank
-        )
-
-    def _is_running(self, rank: int) -> bool:
-        try:
-            status = read_status(self.run_dir.status(rank))
-            os.kill(status.pid, 0)
-        except (OSError, DamagedFileError):
-            return False
-        return not (status.finished or status.detached)
-
-    def _at_exit(self) -> None:
+    def end(self) -> None:
+        """Write the end down; who awaits the verdict leaves with the status that it asks for."""
         if self._is_child or self.recorder.closed:
             return
         exit_status = self.exit_status
@@ -287,18 +285,18 @@ class RankAgent:
                 # No monitor ends before its ranks. What they wrote is all there for another one,
                 # and nobody may be left to start it: the launcher may end rank 0 because of us.
                 if self._monitor.was_killed:
-                    self._replace_monitor()
+                    replace_monitor(self._monitor)
                 self._finish(exit_status, self._exit_frames, self._exit_message)
             finally:
-                if self._launch.rank == 0:
+                if self._awaits_verdict:
                     exit_status = self._final_status(exit_status)
         self._end_threads()
         if exit_status != self.exit_status:
             leave(exit_status)
 
-    def will_exit(self, exit_status: int, error: SystemExit) -> None:
+    def will_exit(self, error: SystemExit) -> None:
         """Note with which status the script asked to end, and where."""
-        self.exit_status = exit_status
+        self.exit_status = _exit_status(error.code)
         self._exit_frames, self._exit_message = self.exceptions.read_exit(error)
 
     def _finish(self, exit_status: int, frames: tuple[Frame, ...] = (), message: str = "") -> None:
@@ -317,46 +315,13 @@ class RankAgent:
             recorder.close()
 
     def _final_status(self, exit_status: int) -> int:
-        verdict = self._wait_for_verdict()
+        verdict = newest_verdict(self.run_dir)
         if verdict is None or exit_status != 0 or verdict.exit_status == 0:
             return exit_status
-        if self._launch.attempt + 1 < self._launch.max_attempts:
+        if self.launch.attempt + 1 < self.launch.max_attempts:
             return exit_status  # a failure now would make the launcher run it all again
-        _tell_launcher(verdict.summary)
+        tell_launcher(verdict.summary)
         return verdict.exit_status
-
-    def _wait_for_verdict(self) -> Verdict | None:
-        may_start = True
-        deadline = time.monotonic() + VERDICT_S
-        while True:
-            lives = self._monitor.is_alive
-            try:
-                return msgspec.json.decode(read_regular(self.run_dir.verdict), type=Verdict)
-            except (OSError, *UNDECODABLE):
-                if not lives and not may_start:
-                    self._warn_not_judged("died")
-                    return None
-            if not lives:
-                may_start = False
-                self._replace_monitor()
-                deadline = time.monotonic() + VERDICT_S
-            elif self._has_living_peers():
-                deadline = time.monotonic() + VERDICT_S
-            elif time.monotonic() > deadline:
-                self._warn_not_judged(f"has given no verdict within {VERDICT_S:.0f} s")
-                return None
-            time.sleep(POLL_S)
-
-    def _replace_monitor(self) -> None:
-        with suppress(OSError):  # then it is still dead a moment later
-            self._monitor.start_again("was found dead at the end of the run")
-
-    def _warn_not_judged(self, what: str) -> None:
-        root = self.run_dir.root
-        warn(
-            f"the monitor {what}: THIS RUN WAS NOT JUDGED, its exit status says nothing of findings"
-            f" (`distdiag analyze {root}` reads what was recorded)"
-        )
 
     def _end_threads(self) -> None:
         self._stopping.set()
@@ -365,13 +330,30 @@ class RankAgent:
 
     def stop(self) -> None:
         """Observe no longer, and say so to the monitor; the script goes on alone."""
+        self.recorder.raise_flag(DETACHED)
+        self.make_way()
+
+    def make_way(self) -> None:
+        """Observe no longer: another agent does, of the rank that this process becomes."""
         self._imports.stop()
         for probe in reversed(self.probes):
             probe.uninstall()
-        self.recorder.raise_flag(DETACHED)
         self.recorder.close()
-        self._end_threads()
-        atexit.unregister(self._at_exit)
+        if not self._is_child:
+            self._end_threads()
+
+
+def _end_of_process() -> None:
+    # Registered once, before what the script registers: it is called last, whoever observes then.
+    if RankAgent.current is not None:
+        RankAgent.current.end()
+
+
+def _exit_status(code: object) -> int:
+    """Return the status that Python ends with for ``sys.exit(code)``."""
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
 
 
 def _open_records(
@@ -417,16 +399,3 @@ def _is_observed(status: Path) -> bool:
     except (OSError, DamagedFileError):
         return False
     return True
-
-
-def _tell_launcher(summary: str) -> None:
-    """Leave the summary where torchelastic looks for the reason of a failure."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
-    extra = {"timestamp": str(int(time.time())), "py_callstack": ""}
-    error = {"message": {"message": summary, "extraInfo": extra}}
-    try:
-        write_atomically(Path(path), json.dumps(error).encode())
-    except OSError as problem:
-        warn(f"the launcher's error file cannot be written: {problem}")

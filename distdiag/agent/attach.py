@@ -8,6 +8,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from distdiag.agent.agent import RankAgent
+from distdiag.agent.children import is_told
+from distdiag.agent.joining import invite, stand_alone
 from distdiag.agent.launch import read_launch
 from distdiag.config import KEYS, Config, load_config
 from distdiag.events.errors import RankError, UsageError
@@ -49,9 +51,13 @@ def start_agent(config: Config, command: tuple[str, ...], main_script: str | Non
 
     """
     with Guard(_give_up):
-        agent = RankAgent(read_launch(os.environ), config, command, main_script=main_script)
+        stand_alone()
+        launch = read_launch(os.environ)
+        agent = RankAgent(launch, config, command, main_script=main_script)
         RankAgent.current = agent
         agent.start()
+        if launch.is_alone:
+            invite(agent, command, main_script)
 
 
 def _give_up(error: Exception) -> None:
@@ -71,8 +77,8 @@ def attach_agent(options: Mapping[str, Any]) -> None:
     """
     if RankAgent.current is not None and RankAgent.current.is_inherited:
         raise RankError("this process was forked from one that is observed already")
-    if RankAgent.current is not None or _is_importing_main():
-        return
+    if RankAgent.current is not None or _is_importing_main() or is_told():
+        return  # what was told of a run joins it later
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     start_agent(
@@ -114,6 +120,7 @@ def _flags(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def detach_agent() -> None:
     """Stop the agent of this process, if there is one."""
+    stand_alone()
     agent, RankAgent.current = RankAgent.current, None
     if agent is not None:
         guarded(agent.stop, "detach()")

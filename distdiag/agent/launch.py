@@ -1,6 +1,7 @@
 """Which rank of which launch this process is, as its environment tells it."""
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +35,9 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
     local_world = _number(environ, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", default=0)
     if local_world == world:
         local_rank = rank  # torchrun --virtual-local-rank says 0 to all ranks of a node
-    local_world = local_world or _number(environ, "SLURM_NTASKS_PER_NODE", default=world)
+    local_world = local_world or _number(
+        environ, "SLURM_NTASKS_PER_NODE", default=_tasks_here(environ) or world
+    )
     parent = os.getppid() if world > 1 or "RANK" in environ else os.getpid()
     parent = parent or os.getpid()  # the first process of a container has none
     place = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
@@ -51,6 +54,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         identity=one_node if local_world >= world else job,
         started_s=_started_s(parent),
         master_addr=environ.get("MASTER_ADDR", ""),
+        is_alone=world == 1 and "RANK" not in environ,
     )
 
 
@@ -58,6 +62,17 @@ def _number(environ: Mapping[str, str], *names: str, default: int) -> int:
     """Return the first of these variables that is a number; what is none counts as not set."""
     given = (environ.get(name, "") for name in names)
     return next((int(text) for text in given if text.isdecimal() and len(text) < 10), default)
+
+
+def _tasks_here(environ: Mapping[str, str]) -> int:
+    """Return how many tasks srun starts on this node, of "2(x3),1" for four nodes; 0 if unknown."""
+    per_node = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    nodes = 0
+    for tasks, times in re.findall(r"(\d{1,6})(?:\(x(\d{1,6})\))?", per_node):
+        nodes += int(times or 1)
+        if _number(environ, "SLURM_NODEID", default=0) < nodes:
+            return int(tasks)
+    return 0
 
 
 def _rank(environ: Mapping[str, str]) -> int:

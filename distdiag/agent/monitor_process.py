@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from distdiag.agent.children import VARIABLE, search_path
 from distdiag.config import Config
 from distdiag.record.private_file import RESERVE_BYTES, set_aside
 from distdiag.record.run_dir import Launch, LaunchFile, RunDir, locked, write_atomically
@@ -124,9 +125,10 @@ class MonitorProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether all that watched are dead."""
+        """Whether all that watched are dead, and did not end to make way for others."""
         pids = self._pids()
-        return bool(pids) and not any(pid.lives for pid in pids)
+        is_dead = bool(pids) and not any(pid.lives for pid in pids)
+        return is_dead and not self._run_dir.gives_way
 
     @property
     def is_alive(self) -> bool:
@@ -182,8 +184,4 @@ def _prctl(option: int, value: int) -> None:
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the monitor: it must find this package wherever we found it."""
     result = {name: value for name, value in environ.items() if name not in _NOT_INHERITED}
-    home = str(Path(__file__).parents[2])
-    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if home not in paths and not home.endswith(("site-packages", "dist-packages")):
-        result["PYTHONPATH"] = os.pathsep.join([*paths, home])
-    return result
+    return result | {"PYTHONPATH": search_path(environ.get("PYTHONPATH", "")), VARIABLE: ""}

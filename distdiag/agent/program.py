@@ -3,15 +3,19 @@
 import builtins
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from pkgutil import get_importer
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from distdiag.events.errors import UsageError
+
+_LINE: Final = 4096
+"""Longer is no first line of a script: Linux reads 256 bytes of it."""
 
 
 class Program(NamedTuple):
@@ -73,6 +77,34 @@ def _find_main_module(
         raise UsageError(f"script {script!r} is a {kind} without a __main__.py")
     program = _module_program(spec, "__main__", [script, *args], first_on_path=path)
     return program._replace(holds_modules=True)
+
+
+def is_command(words: Sequence[str], script: str, args: Sequence[str]) -> bool:
+    """Whether what follows the options on a command line names a command: it stands after ``--``.
+
+    `words` are all of the line. A path that ends in .py is a script all the same.
+    """
+    before = len(words) - len(args) - 2
+    is_marked = before >= 0 and words[before] == "--"
+    return is_marked and not script.endswith(".py") and shutil.which(script) is not None
+
+
+def find_command(name: str, args: Sequence[str]) -> Program | None:
+    """Return the program that a console script of this Python is; None if it is anything else."""
+    path = shutil.which(name) or name
+    try:
+        with Path(path).open("rb") as file:
+            first, second = file.readline(_LINE), file.readline(_LINE)
+    except OSError:
+        return None
+    # Where the path of Python is too long for the first line, pip lets a shell start it.
+    line = second if first.startswith(b"#!/bin/sh") and b"exec'" in second else first
+    named = line.replace(b"'''exec'", b"#!").split(b'"$0"')[0].removeprefix(b"#!")
+    python = Path(os.fsdecode(named).strip().strip('"'))
+    if not first.startswith(b"#!") or not python.name.startswith("python"):
+        return None
+    own = Path(sys.executable).parent.resolve()
+    return find_script(path, args) if python.parent.resolve() == own else None
 
 
 def find_module(name: str, args: Sequence[str]) -> Program:

@@ -25,7 +25,7 @@ from distdiag.events.lifecycle import (
 from distdiag.findings.finding import Finding
 from distdiag.findings.report_json import decode_report
 from distdiag.record.regular_file import read_regular
-from distdiag.record.run_dir import LaunchFile, RunDir
+from distdiag.record.run_dir import LaunchFile, RunDir, attempts_of
 from distdiag.record.status_page import read_status
 from distdiag.record.wire import Interner
 from distdiag.transports.files import LocalFiles
@@ -253,7 +253,6 @@ def _subfolders(path: Path) -> list[Path]:
 
 
 def _newest_attempt(root: Path) -> RunFolder | None:
-    numbers = (path.name.removeprefix("attempt-") for path in root.glob("attempt-*"))
-    attempts = sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+    attempts = sorted(attempts_of(root), reverse=True)
     folders = (RunFolder(root, attempt) for attempt in attempts)
     return next((folder for folder in folders if folder.ranks), None)

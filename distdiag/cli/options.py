@@ -202,6 +202,11 @@ def check_options(command: F) -> F:
     return reduce(lambda given, option: option(given), reversed(_OPTIONS), command)
 
 
+module_option: Final = click.option(
+    "-m", "is_module", is_flag=True, help="Run a module, as `python -m` does."
+)
+
+
 def to_arguments(flags: Mapping[str, Any]) -> list[str]:
     """Return the command-line form of flags that `check_options` parsed."""
     arguments: list[str] = []

@@ -26,7 +26,7 @@ from distdiag.findings.baseline import read_baseline
 from distdiag.findings.finding import Outcome, Severity
 from distdiag.record.private_file import make_private_folder
 from distdiag.record.regular_file import read_regular
-from distdiag.record.run_dir import RunDir
+from distdiag.record.run_dir import RunDir, attempts_of
 from distdiag.record.runs_folder import RUNS_FOLDER, name_of_run
 from distdiag.reports import read_report, reporter_names
 from distdiag.reports.gate import script_status, shell_status
@@ -36,9 +36,14 @@ LAST_WORDS_S: Final = 15.0
 
 
 def run_checked(
-    script: str, script_args: Sequence[str], flags: Mapping[str, Any], *, num_ranks: str
+    script: str,
+    script_args: Sequence[str],
+    flags: Mapping[str, Any],
+    *,
+    num_ranks: str,
+    is_module: bool = False,
 ) -> int:
-    """Run a script under the check with these flags and return the real status.
+    """Run a script, or a module, under the check with these flags and return the real status.
 
     That is the status of the script if it failed, else 1 if a finding reaches ``--fail-on``.
 
@@ -50,7 +55,8 @@ def run_checked(
     config.validate(codes=load_checks(), reporters=reporter_names())
     if config.baseline is not None:
         read_baseline(config.baseline)
-    find_script(script, script_args)
+    if not is_module:
+        find_script(script, script_args)
     if find_spec("torch") is None:
         raise UsageError(f"torch is not installed for {sys.executable}")
     run_dir = config.run_dir or new_run_dir()
@@ -59,9 +65,10 @@ def run_checked(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", num_ranks, "-m", "distdiag.check"),
         *to_arguments({**flags, "run_dir": run_dir}),
+        *(["-m"] if is_module else []),
         *(script, *script_args),
     ]
-    return real_status(_wait_for(launcher), run_dir, config)
+    return real_status(wait_for(launcher), run_dir, config)
 
 
 def _require_usable(run_dir: Path, *, overwrite: bool) -> None:
@@ -96,9 +103,14 @@ def empty_folder(script: Path, run_dir: Path | None) -> Path:
     return folder
 
 
-def _wait_for(launcher: list[str]) -> int:
-    """Run the launcher, pass SIGTERM on to it, and return its status as a shell would."""
-    process = subprocess.Popen(launcher)
+def wait_for(launcher: list[str], environ: Mapping[str, str] | None = None) -> int:
+    """Run the launcher, pass SIGTERM on to it, and return its status as a shell would.
+
+    Raises:
+        OSError: it cannot be started.
+
+    """
+    process = subprocess.Popen(launcher, env=environ)
 
     def pass_on(number: int, _: FrameType | None) -> None:
         process.send_signal(number)
@@ -119,8 +131,7 @@ def real_status(launcher_status: int, run_dir: Path, config: Config) -> int:
     """Look up in the run directory what the launcher hides: it turns every failure into 1."""
     if launcher_status != 1:
         return launcher_status
-    numbers = (path.name.removeprefix("attempt-") for path in run_dir.glob("attempt-*"))
-    attempts = [int(number) for number in numbers if number.isdecimal()]
+    attempts = attempts_of(run_dir)
     if not attempts:
         return launcher_status
     last = RunDir(run_dir, max(attempts))

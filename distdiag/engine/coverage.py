@@ -10,12 +10,12 @@ from distdiag.engine.aligner import Aligner, Gap, Job, LeftOut, NothingThere, No
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
 from distdiag.events.collectives import GroupCreated
-from distdiag.events.lifecycle import EventsLost, ProcessesSpawned, RankStarted, Unobserved
+from distdiag.events.lifecycle import EventsLost, RankStarted, Unobserved
 from distdiag.events.ranks import RankSet
 from distdiag.record.guard import attempt
 from distdiag.views.base import View
 
-_HERE: Final = (EventsLost, GroupCreated, ProcessesSpawned, RankStarted, Unobserved)
+_HERE: Final = (EventsLost, GroupCreated, RankStarted, Unobserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,7 @@ class Looked:
 class Coverage:
     """The one owner of "did not look": aligners, probes and the runner tell it why.
 
-    A script may start ranks by itself: Lightning runs it again for each further rank, and
-    ``torch.multiprocessing.spawn`` leaves no rank to the process that was started through distdiag.
-    Such ranks are `unobserved`.
+    Ranks of a process group that nobody observes are `unobserved`.
     """
 
     def __init__(self, runner: CheckRunner, aligners: Iterable[Aligner], job: Job) -> None:
@@ -65,8 +63,6 @@ class Coverage:
                 # Smaller groups are parts of the one whose scope is the whole job.
                 scope = event.scope if len(event.scope) > len(self._world) else ()
                 self.unobserved = RankSet({*before, *scope} - set(self._world))
-            case ProcessesSpawned() if len(self._world) == 1 and not self._is_member:
-                self.unobserved = RankSet(range(max(event.number, len(self.unobserved))))
 
     def lose(self, aligner: Aligner, error: Exception) -> None:
         """Report that an aligner raised this: nobody sees what it would have shown."""
@@ -140,12 +136,10 @@ class Coverage:
         """Why the ranks that were observed were compared with nobody; empty if they were."""
         if not self.unobserved or len(self._world) > 1:
             return ""
-        observed = RankSet(self._world - self.unobserved)
+        observed = RankSet(self._world)
         return (
             f"only {observed.phrase()} was observed and not {self.unobserved.phrase()}, so no "
             "ranks were compared"
-            if observed
-            else f"{self.unobserved.phrase()} were not observed, so no ranks were compared"
         )
 
 

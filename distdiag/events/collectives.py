@@ -13,6 +13,9 @@ Sizes = tuple[tuple[int, ...], ...]
 UNNUMBERED: Final = 1 << 62
 """The number of a call that comes after all others of its group, and whose own nobody told."""
 
+WITHOUT_PROCESSES: Final = ("fake", "threaded")
+"""Backends of torch in whose groups no process stands behind a rank."""
+
 
 class ProcessGroup(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """A process group as one rank knows it.
@@ -86,7 +89,7 @@ class GroupCreated(Event, frozen=True, kw_only=True):
 
         What destroys a group names no backend.
         """
-        return bool(self.backend) and "fake" not in self.backend and "threaded" not in self.backend
+        return bool(self.backend) and not any(kind in self.backend for kind in WITHOUT_PROCESSES)
 
 
 class Collective(Event, frozen=True, kw_only=True):

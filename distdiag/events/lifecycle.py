@@ -25,13 +25,6 @@ class TorchLoaded(Event, frozen=True, kw_only=True):
     tap: Literal["hooks", "dispatcher", "flight_recorder", "none"]
 
 
-class ProcessesSpawned(Event, frozen=True, kw_only=True):
-    """``torch.multiprocessing`` starts processes, as a rule the ranks; this one is in no group."""
-
-    number: int
-    site: CallSite
-
-
 class ChildEnded(Event, frozen=True, kw_only=True):
     """A process that the rank started by `multiprocessing` has ended badly, and it knows that.
 

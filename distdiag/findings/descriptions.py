@@ -101,11 +101,20 @@ def made_here(kind: ObjectKind, name: str) -> str:
 
 
 def main_stack(stacks: Stacks | None) -> tuple[Frame, ...]:
-    """Return the frames of the thread that runs the script, innermost first."""
+    """Return the frames of the thread that runs the script, innermost first.
+
+    Of a process that `multiprocessing` has forked they are its own, without those of its parent.
+    """
     threads = stacks.threads if stacks is not None else ()
     main = [thread for thread in threads if thread.name == "MainThread"]
     with_user = [t for t in threads if any(frame.user for frame in t.frames)]
-    return next((thread.frames for thread in [*main, *with_user]), ())
+    frames = next((thread.frames for thread in [*main, *with_user]), ())
+    begins = (n for n, frame in enumerate(frames, 1) if _begins_process(frame))
+    return frames[: next(begins, len(frames))]
+
+
+def _begins_process(frame: Frame) -> bool:
+    return frame.function == "_bootstrap" and frame.file.endswith("multiprocessing/process.py")
 
 
 def other_threads(state: RankState) -> list[tuple[str, Location]]:

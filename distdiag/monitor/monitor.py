@@ -149,6 +149,8 @@ class Monitor:
     def _attend(self) -> bool:
         self._engine.feed(self._local.clock())
         while True:
+            if self._run_dir.gives_way:
+                return True
             has_news = self._look()
             if self._is_over():
                 break
@@ -307,6 +309,11 @@ class Monitor:
             self._reporter.save_verdict(self._findings())
 
     def _conclude(self) -> None:
+        if self._run_dir.gives_way:
+            # The monitor of the ranks that this process starts writes the report from now on.
+            self._reporter.save_verdict(self._findings())
+            self._close()
+            return
         self._guarded(self._announce, None)
         report = self._publish(complete=True)
         self._guarded(lambda: self._reporter.show(report), None)
@@ -314,6 +321,9 @@ class Monitor:
         self._reporter.save_verdict(self._findings())
         # Rank 0 waits for the verdict, and for no longer than some seconds.
         self._guarded(lambda: self._reporter.show(report, slow=True), None)
+        self._close()
+
+    def _close(self) -> None:
         self._others.close()
         self._transporter.close()
 

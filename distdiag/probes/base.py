@@ -343,6 +343,8 @@ def wrap_like(original: AnyCallable) -> Callable[[AnyCallable], AnyCallable]:
         wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
         if hasattr(wrapper, "__code__"):
             wrapper.__code__ = wrapper.__code__.replace(co_name=original.__name__)
+            if wrapper.__code__.co_argcount == 0:  # only to be read: there is no parameter to fill
+                wrapper.__defaults__ = getattr(original, "__defaults__", None)
         return wrapper
 
     return decorate

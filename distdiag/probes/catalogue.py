@@ -295,7 +295,6 @@ PROBES: Final = (
         "process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")
     ),
     ProbeSpec("device-meshes", ("torch", "torch.distributed.device_mesh"), _meshes),
-    ProbeSpec("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnProbe")),
     ProbeSpec(
         "child-processes",
         ("multiprocessing.popen_fork",),

@@ -8,7 +8,8 @@ loggers and flop counters look at them, hooks move saved tensors, profilers name
 - autograd, with its anomaly mode and the hooks of saved tensors, and counters of versions;
 - autocast and its cache;
 - modes and subclasses that override functions of torch, also reads such as `tensor.shape`;
-- profilers and other observers of operations.
+- profilers and other observers of operations, and profilers of Python's calls (cProfile, and that
+  of torch with stacks).
 
 Nothing may be drawn in it, and no operation used that deterministic algorithms forbid. Whether a
 tensor can be read at all (it may be fake, wrapped, or on a device that records a CUDA graph) says
@@ -18,6 +19,8 @@ arrives, it runs `in_sight`.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +51,12 @@ _has_grad: Final = torch.is_grad_enabled
 _tracing: Final = torch._C._get_tracing_state
 _set_tracing: Final = torch._C._set_tracing_state  # type: ignore[attr-defined]
 _is_inference: Final = torch.is_inference_mode_enabled
+_profile: Final = sys.getprofile
+_python_thread: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThreadState_Get", ctypes.pythonapi))
+_suspend, _resume = (
+    ctypes.PYFUNCTYPE(None, ctypes.c_void_p)((f"PyThreadState_{name}Tracing", ctypes.pythonapi))
+    for name in ("Enter", "Leave")
+)
 
 
 class _Thread(threading.local):
@@ -75,6 +84,7 @@ class _Veil:
         "_keys",
         "_tracing",
         "has_grad",
+        "unprofiled",
     )
 
     def __init__(self) -> None:
@@ -84,6 +94,8 @@ class _Veil:
         self._is_grad_off = self._has_keys = False
         self._tracing: Any = None
         self._inference: Any = None
+        self.unprofiled: int | None = None
+        """The thread whose calls a profiler of Python's does not see now, as Python knows it."""
 
     def begin(self) -> None:
         """Switch off, first of all what would see that the rest is switched off."""
@@ -114,6 +126,9 @@ class _Veil:
             self._is_grad_off = False
             _set_grad(self.has_grad)
         self._functions.__exit__(None, None, None)
+        if self.unprofiled is not None:
+            thread, self.unprofiled = self.unprofiled, None
+            _resume(thread)
 
 
 class out_of_sight:
@@ -172,6 +187,10 @@ def _hide(veil: _Veil) -> None:
     try:
         veil.begin()
         HERE.veil = veil
+        if _profile() is not None:
+            # Here, so that a profiler sees as many functions begin as it sees return after `end`.
+            veil.unprofiled = _python_thread()
+            _suspend(veil.unprofiled)
     except BaseException:  # a signal handler of the program raised
         HERE.veil = None
         veil.end()

@@ -1,9 +1,11 @@
 """Where the files of a run lie, and whose run it is.
 
 <run dir>/run.json            which launch this is
+          join.json           how processes join that the program starts (`agent.joining`)
           report.json         the one report; report.sarif and others are forms of it
           report.reserve      room for it while the run goes on, should the disk fill up
-          attempt-0/          one folder for each elastic restart
+          attempt-0/          one folder for each elastic restart, and each job of the program's own
+            job.json          which job of the program's own that is
             launch.json       what the monitor must know
             rank-3.status     the status page of a rank
             rank-3.000000.events
@@ -43,7 +45,11 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch of a script on this node: what its ranks have in common."""
+    """One launch of a script on this node: what its ranks have in common.
+
+    `is_alone`: nothing in the environment tells of a launcher. `first_attempt` is the first one of
+    the ranks, where a process was observed before them.
+    """
 
     rank: _Count
     local_rank: _Count
@@ -55,6 +61,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     started_s: float
     master_addr: str = ""
+    first_attempt: int = 0
+    is_alone: bool = False
 
     @property
     def local_ranks(self) -> range:
@@ -75,6 +83,13 @@ class LaunchFile(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     config: dict[str, Any]
     cwd: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that a program has started by itself, told from others by where they meet."""
+
+    world_size: _Count
+    place: str
 
 
 class ReporterAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +133,7 @@ class RunDir:
         self.report = root / "report.json"
         self.reserve = root / "report.reserve"
         self.launch = self.folder / "launch.json"
+        self.job = self.folder / "job.json"
         self.monitor_pid = self.folder / "monitor.pid"
         self.monitor_pids = self.folder / "monitor.pids"
         self.monitor_log = self.folder / "monitor.log"
@@ -126,9 +142,28 @@ class RunDir:
         self.exit_status = self.folder / "exit-status.json"
         self.verdict = self.folder / "verdict.json"
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether the process that was observed here starts ranks, or has become one, since."""
+        return not self.job.exists() and RunDir(self.root, self.attempt + 1).job.exists()
+
+    def create(self) -> None:
+        """Make its folders, unless they are there.
+
+        Raises:
+            OSError: they cannot be made.
+
+        """
+        for folder in (self.folder, self.folder / "acks"):
+            make_private_folder(folder)
+
     def status(self, rank: int) -> Path:
         """Return where the status page of a rank lies."""
         return self.folder / f"rank-{rank}.status"
+
+    def statuses(self) -> list[Path]:
+        """Return the status pages of the ranks that have begun."""
+        return list(self.folder.glob("rank-*.status"))
 
     def stacks(self, rank: int) -> Path:
         """Return where faulthandler appends the stacks of a rank."""
@@ -179,8 +214,7 @@ def open_run_dir(
             is_new = _claim(run_dir, launch, overwrite=overwrite)
         if is_new and run_dir.root.parent.name == RUNS_FOLDER:
             tidy(run_dir.root.parent, kept_runs)
-        for folder in (run_dir.folder, run_dir.folder / "acks"):
-            make_private_folder(folder)
+        run_dir.create()
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"run directory {run_dir.root} cannot be written: {reason}") from None
@@ -216,6 +250,12 @@ def read_reporter_address(run_dir: RunDir) -> ReporterAddress | None:
         return None
     except UNDECODABLE as error:
         raise DamagedFileError(f"{run_dir.reporter}: {error}") from None
+
+
+def attempts_of(root: Path) -> list[int]:
+    """Return the attempts that there are of a run, in no order."""
+    names = (path.name.removeprefix("attempt-") for path in root.glob("attempt-*"))
+    return [int(name) for name in names if name.isdecimal()]
 
 
 @contextmanager

@@ -210,7 +210,7 @@ class RunReporter:
             ended=_rfc3339(datetime.now(UTC).timestamp()) if complete else None,
             outcome=status.final(self.lost) if complete else status.outcome,
             exit_status=script_status(status.exit_status.values()),
-            attempts=launch.attempt + 1,
+            attempts=launch.attempt + 1 - launch.first_attempt,
             active_modes=self._config.active_modes,
             dump_transport=self.dump_transport,
         )

@@ -23,8 +23,6 @@ from distdiag.findings.finding import (
 from distdiag.findings.ignores import Ignores
 from distdiag.reports.base import tool_version
 
-_log = logging.getLogger(__name__)
-
 FOUND_STATUS: Final = 1
 _UNFINISHED: Final = (Outcome.FAILED, Outcome.HUNG, Outcome.ABORTED, Outcome.KILLED)
 
@@ -81,7 +79,7 @@ def gate_of(config: Config) -> Gate:
         try:
             reasons = read_baseline(config.baseline).reasons
         except UsageError:
-            _log.exception("the baseline cannot be read")
+            logging.getLogger(__name__).exception("the baseline cannot be read")
     return Gate(config.fail_on, Ignores(config.ignored, reasons))
 
 

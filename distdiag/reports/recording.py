@@ -12,7 +12,7 @@ from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import RankStarted
 from distdiag.record.recent_events import RecentEvents, read_recent, recorded_ranks
-from distdiag.record.run_dir import RunDir
+from distdiag.record.run_dir import RunDir, attempts_of
 from distdiag.record.wire import Interner
 from distdiag.transports.journal import read_journal
 
@@ -95,7 +95,6 @@ def _noted(run_dir: RunDir, interner: Interner, most: int) -> tuple[tuple[Event,
 
 
 def _last_attempt(root: Path) -> RunDir | None:
-    names = (path.name.removeprefix("attempt-") for path in root.glob("attempt-*"))
-    attempts = sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+    attempts = sorted(attempts_of(root), reverse=True)
     run_dirs = (RunDir(root, attempt) for attempt in attempts)
     return next((run_dir for run_dir in run_dirs if recorded_ranks(run_dir.folder)), None)

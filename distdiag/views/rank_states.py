@@ -19,7 +19,6 @@ from distdiag.events.lifecycle import (
     Exited,
     Finished,
     NodeLost,
-    ProcessesSpawned,
     Raised,
     RankStarted,
     Signalled,
@@ -259,5 +258,5 @@ class LaunchView(View):
 
     is_of_one_rank: ClassVar[bool] = True
 
-    event: RankStarted | GroupCreated | ProcessesSpawned
+    event: RankStarted | GroupCreated
     states: States

@@ -179,9 +179,9 @@ def equal_ranks(values: Mapping[int, Hashable]) -> RankSet:
 
 
 def are_different(values: Iterable[Hashable]) -> bool:
-    """Say whether no two are the same."""
+    """Say whether there are several, and no two are the same."""
     listed = list(values)
-    return len(set(listed)) == len(listed)
+    return 1 < len(listed) == len(set(listed))
 
 
 @dataclass(frozen=True, slots=True)

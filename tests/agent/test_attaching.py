@@ -123,8 +123,7 @@ print("trained", os.environ.get("LOCAL_RANK", 0), flush=True)
 def test_a_child_that_knows_its_local_rank_only_never_writes_over_its_parent(tmp_path):
     done = run(tmp_path, CHILD_WITH_LOCAL_RANK)
     assert (done.returncode, done.stdout) == (0, "trained 1\ntrained 0\n"), done.stderr
-    (line,) = done.stderr.splitlines()
-    assert "began with 1 rank, and this is rank 1" in line
+    assert done.stderr == ""  # it would join at `init_process_group`
     (path,) = (tmp_path / "distdiag-runs").rglob("report.json")
     report = json.loads(path.read_bytes())
     assert report["run"]["outcome"] == "finished"

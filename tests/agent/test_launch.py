@@ -21,6 +21,9 @@ INSIDE_TASK_0 = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}
         ({"RANK": "1", "WORLD_SIZE": "2"}, 1, 1, 2, 2),
         (SLURM, 5, 1, 8, 8),
         (SLURM | {"SLURM_NTASKS_PER_NODE": "4"}, 5, 1, 8, 4),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"}, 5, 1, 8, 4),
+        (SLURM | {"SLURM_TASKS_PER_NODE": "2(x2),3,1", "SLURM_NODEID": "2"}, 5, 1, 8, 3),
+        (SLURM | {"SLURM_TASKS_PER_NODE": "4", "SLURM_NODEID": "7"}, 5, 1, 8, 8),
         (SLURM | {"LOCAL_RANK": "1", "WORLD_SIZE": "8"}, 5, 1, 8, 8),
         # Started by Lightning, which tells the local rank only.
         (LIGHTNING, 1, 1, 2, 2),

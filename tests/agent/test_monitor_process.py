@@ -141,6 +141,18 @@ os.execv(sys.executable, [sys.executable, "-m", *sys.argv[1:]])
 """
 
 
+def test_a_monitor_that_has_made_way_for_that_of_the_ranks_was_not_killed(tmp_path: Path) -> None:
+    run_dir, ranks = RunDir(tmp_path, 0), RunDir(tmp_path, 1)
+    run_dir.create()
+    ranks.create()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    run_dir.monitor_pids.write_text(f"{ended.pid} 1\n")
+    assert MonitorProcess(run_dir).was_killed
+    ranks.job.write_text("{}")
+    assert not MonitorProcess(run_dir).was_killed
+
+
 def test_a_process_that_is_given_all_orphans_is_not_given_the_monitor(tmp_path: Path) -> None:
     launcher = tmp_path / "launcher.py"
     launcher.write_text(SUBREAPER)
@@ -234,7 +246,7 @@ def test_a_monitor_that_lags_at_the_end_is_said_loudly(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
         f"{KILLING}os.kill(monitor, signal.SIGSTOP)\n"
-        "import distdiag.agent.agent\ndistdiag.agent.agent.VERDICT_S = 1.0\n",
+        "import distdiag.agent.verdict\ndistdiag.agent.verdict.VERDICT_S = 1.0\n",
     )
     pid = int(ended.run_dir.monitor_pid.read_text())
     psutil.Process(pid).resume()

@@ -18,7 +18,7 @@ from distdiag.events.lifecycle import Finished, Unobserved
 from distdiag.events.models import Moment
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SeenMask
-from tests.checks.dia.test_silent_rank import begun, spawned, started
+from tests.checks.dia.test_silent_rank import begun, started
 from tests.checks.feeds import epoch_fed, model_fed, schedule
 from tests.checks.losses import aux, over, part, reported
 from tests.checks.models import plan, plan_event, state_event
@@ -270,11 +270,3 @@ def test_whoever_is_alone_misses_nobody():
     engine = judged(started(), begun((0,)))
     assert not engine.unobserved
     assert "COL001" not in engine.not_checked
-
-
-def test_all_ranks_that_are_spawned_are_unobserved_until_their_parent_is_a_rank_itself():
-    engine = judged(started(), spawned(2))
-    assert engine.unobserved == RankSet([0, 1])
-    assert engine.not_checked["COL001"] == "ranks 0-1 were not observed, so no ranks were compared"
-    assert not judged(started(), spawned(2), begun((0,))).unobserved
-    assert not judged(started(), begun((0,)), spawned(2)).unobserved

@@ -91,7 +91,6 @@ def test_every_spec_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone |= {"rank-states"}
     alone |= {"evaluation-gathers"}  # only where Accelerate fills batches up for several ranks
     alone |= {"sharded-forwards"}
-    alone |= {"spawned-processes"}  # of a process that starts the ranks by itself
     alone |= {"host-waits"}  # of a GPU
     alone |= {"ignore-lists"}  # of DDP
     alone |= {"device-meshes"}  # tests/probes/test_creations.py makes it fail

@@ -36,7 +36,7 @@ def assert_alike(checked: Outcome, plain: Outcome) -> None:
         ("arguments", ["--help"]),
         ("arguments", ["--select", "not-a-number"]),
         ("main_module", []),
-        ("spawns_ranks", []),
+        pytest.param("spawns_ranks", [], marks=pytest.mark.slow),
     ],
 )
 def test_script_sees_the_start_that_python_gives_it(script: str, args: list[str]) -> None:

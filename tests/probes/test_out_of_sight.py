@@ -1,8 +1,10 @@
 """What runs out of sight is seen by nothing that belongs to the program."""
 
 import signal
+import sys
 import threading
 import warnings
+from collections import Counter
 from typing import ClassVar
 
 import pytest
@@ -213,6 +215,54 @@ def test_profilers_name_nothing(tensor):
     names = {event.name for event in profiler.events()}
     assert "aten::cos" in names
     assert not names & {"aten::detach", "aten::topk", "aten::mul", "aten::equal"}
+
+
+def hidden(tensor):
+    return [each for each in (tensor * 2).tolist()]
+
+
+def test_profilers_of_python_see_as_many_functions_return_as_begin_and_none_within(tensor):
+    seen = []
+
+    def note(frame, event, _):
+        seen.append((event, frame.f_code.co_name))
+
+    def look():
+        with guard(seen.append):
+            hidden(tensor)
+        with out_of_sight(), out_of_sight():
+            hidden(tensor)
+
+    sys.setprofile(note)
+    try:
+        look()
+    finally:
+        sys.setprofile(None)
+    names = {name for _, name in seen}
+    assert {"look", "__enter__", "__exit__"} <= names
+    assert not names & {"hidden", "<listcomp>"}
+    events = Counter(event for event, _ in seen)
+    assert events["call"] == events["return"]
+    hidden(tensor)
+    assert sys.getprofile() is None
+
+
+def test_a_profile_of_torch_with_stacks_shows_what_the_program_called_and_where(tensor):
+    def look():
+        with guard(pytest.fail):
+            hidden(tensor)
+        return torch.ones(1).cos()
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, with_stack=True) as profiler:
+        for _ in range(3):
+            look()
+    events = profiler.events()
+    assert not [event for event in events if event.name.endswith(": hidden")]
+    looks = [event for event in events if event.name.endswith(": look")]
+    assert len(looks) == 3
+    assert len({id(event.cpu_parent) for event in looks}) == 1  # none is inside another one
+    assert sum(event.name == "aten::cos" for event in events) == 3
 
 
 def test_nothing_is_drawn(tensor):

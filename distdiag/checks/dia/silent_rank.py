@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.events.collectives import GroupCreated
-from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
+from distdiag.events.lifecycle import RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
@@ -20,15 +20,16 @@ class SilentRank(Check[LaunchView | JobView]):
     What the rank did is not in the report: the other ranks were compared without it.
 
     ## Example
-        # wrong: the script starts its ranks by itself, and only the first process is observed
-        python -m distdiag.check train.py --devices 4
+        # wrong: one of two nodes starts its ranks without the tool
+        torchrun --nnodes 2 --nproc-per-node 4 -m distdiag.check train.py
+        torchrun --nnodes 2 --nproc-per-node 4 train.py
 
-        # right: torchrun starts all ranks under the tool
-        torchrun --nproc-per-node 4 -m distdiag.check train.py --devices 4
+        # right: both nodes do it through the tool
+        torchrun --nnodes 2 --nproc-per-node 4 -m distdiag.check train.py
 
     ## How to fix
-    Start the script through the tool on every rank, with a run directory that every node can write
-    to. Lightning starts no ranks under torchrun; leave out `torch.multiprocessing.spawn` yourself.
+    Start the script through the tool on every rank. Ranks that a script starts by itself are
+    observed on the machine on which the script runs, and not on others.
 
     Changes: The rank is compared with the others.
 
@@ -64,13 +65,6 @@ class SilentRank(Check[LaunchView | JobView]):
                 verb = "is" if len(unseen) == 1 else "are"
                 message = f"{unseen.phrase()} of {len(event.scope)} {verb} not observed"
                 fix = _under_torchrun(started, len(event.scope)) if is_alone else ""
-            case ProcessesSpawned() if len(states) == 1 and is_alone:
-                unseen = RankSet(range(event.number))
-                message = (
-                    "torch.multiprocessing starts the ranks, and none of them is observed: rank 0 "
-                    "of this report is the process that starts them"
-                )
-                fix = f"{_under_torchrun(started, event.number)}, without torch.multiprocessing"
             case _:
                 return
         seen = Evidence(

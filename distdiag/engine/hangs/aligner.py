@@ -35,7 +35,6 @@ from distdiag.events.lifecycle import (
     Finished,
     NodeLost,
     ProbeDisabled,
-    ProcessesSpawned,
     Raised,
     RankStarted,
 )
@@ -90,7 +89,6 @@ class CallAligner(Aligner):
         EventsLost,
         ProbeDisabled,
         RankStarted,
-        ProcessesSpawned,
         *_LEAVING,
     )
     builds = (
@@ -159,7 +157,7 @@ class CallAligner(Aligner):
                 self._has_group = True
                 yield from self._feed_group_call(event)
                 yield LaunchView(event, self.job.states())
-            case RankStarted() | ProcessesSpawned():
+            case RankStarted():
                 yield LaunchView(event, self.job.states())
             case Stacks():
                 self._feed_stacks(event)

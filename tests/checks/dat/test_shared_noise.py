@@ -106,6 +106,11 @@ def test_dropout_of_right_programs_is_silent(passes):
     assert not judged(*passes)
 
 
+def test_a_rank_that_trains_alone_shares_its_masks_with_nobody():
+    passes = [masking(n, members=(0,))[:1] for n in (1, 2)]
+    assert not judged(*passes, world=(0,))
+
+
 @pytest.mark.parametrize(
     "passes",
     [

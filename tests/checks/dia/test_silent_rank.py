@@ -2,7 +2,7 @@ import pytest
 
 from distdiag.checks.dia.silent_rank import SilentRank
 from distdiag.events.collectives import GroupCreated
-from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
+from distdiag.events.lifecycle import RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.rank_states import LaunchView, RankStatus
@@ -45,10 +45,6 @@ def begun(scope, backend="cpu:gloo"):
     return event_of(GroupCreated, site=plain_site(7), **fields)
 
 
-def spawned(number):
-    return event_of(ProcessesSpawned, number=number, site=plain_site(9))
-
-
 def reported(event, num_ranks=1, world=1):
     job = Job(num_ranks)
     job.set(0, started=started(world))
@@ -86,15 +82,3 @@ def test_a_group_behind_which_nobody_else_stands_is_no_reason(event):
 
 def test_a_group_of_the_observed_ranks_is_no_reason():
     assert not reported(begun((0, 1)), num_ranks=2, world=2)
-
-
-def test_ranks_that_the_script_spawns_are_none_of_those_that_are_observed():
-    (finding,) = reported(spawned(2))
-    assert (finding.severity, finding.ranks) == (Severity.INFO, RankSet([0, 1]))
-    assert "torch.multiprocessing starts the ranks" in finding.message
-    assert "torchrun --nproc-per-node 2" in finding.message
-
-
-def test_what_a_rank_of_a_launcher_spawns_are_helpers():
-    assert not reported(spawned(4), num_ranks=2, world=2)
-    assert not reported(spawned(4), num_ranks=1, world=2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.checks.shared.activities import Activity, doing_of
+from distdiag.checks.shared.activities import Activity, doing_by_stack, doing_of
 from distdiag.checks.shared.holders import holder_of
 from distdiag.events.base import Frame
 from distdiag.events.files import StoreAsked, StoreCall
@@ -174,6 +174,12 @@ def test_a_child_is_named_with_its_command_and_line():
     seen = outside("", "", tracker, child)
     found = told(rank(library("subprocess.py", "_try_wait"), MINE, observed=seen))
     assert found.text == ("its child process 9 `sleep 987` is sleeping in clock_nanosleep")
+
+
+def test_a_rank_that_multiprocessing_has_forked_is_not_taken_for_the_process_that_started_it():
+    begin = library("multiprocessing/process.py", "_bootstrap")
+    parent = library("multiprocessing/popen_fork.py", "_launch")
+    assert doing_by_stack(rank(MINE, begin, parent, MINE)) is None
 
 
 def test_children_of_a_rank_that_waits_for_something_else_are_not_blamed():
