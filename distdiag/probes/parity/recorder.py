@@ -246,6 +246,8 @@ class ParityRecorder(TrainingRecorder):
                 num_given=self._feed.num_given,
                 data_group=self._models.data_group(),
                 lengths=self._feed.lengths,
+                iterators=self._feed.iterators,
+                trained=tuple(sorted(self._feed.trained)),
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
                 mesh_sizes=self._models.mesh_sizes,
@@ -299,6 +301,7 @@ class ParityRecorder(TrainingRecorder):
             return False
         self._end_step()
         self._start()
+        self._feed.note_backward()
         if self._rng_at_batch and _random_state() != self._rng_at_batch:
             self._draws = True
         self._rng_at_batch = b""
@@ -385,6 +388,8 @@ class ParityRecorder(TrainingRecorder):
     @guarded
     def _before_forward(self, module: nn.Module, given: tuple[object, ...]) -> None:
         """Begin before the first pass, of a script whose batches come from nowhere we see."""
+        if not is_grad_enabled():
+            self._feed.note_evaluation()
         if self._feed.num_batches or not module.training or not is_grad_enabled():
             return
         name = self._models.name_of(module)
