@@ -123,6 +123,11 @@ class BatchStore:
         places = self._iterators(ranks, iterator).items()
         return all((place, number) in self._rank(rank) for rank, place in places)
 
+    def is_over(self, rank: int, iterator: int) -> bool:
+        """Say whether an iterator came to its end, rather than the recording before it."""
+        self._rank(rank)
+        return iterator in self.summaries[rank].exhausted
+
     def _iterators(self, ranks: Sequence[int], iterator: int) -> dict[int, int]:
         """Return which number an iterator of the first rank has on it, and on its peers.
 
@@ -303,6 +308,8 @@ class BatchFeed:
         self._names: list[str] = []
         self.trained: set[int] = set()
         """The iterators of whose batches some were followed by a backward pass."""
+        self.exhausted: set[int] = set()
+        """Those that came to their end."""
         self._handed: set[int] = set()
         self._is_evaluated = False
         self._num_own = 0
@@ -390,6 +397,7 @@ class BatchFeed:
                 place[2] = batch if self._store is not None else None
             except StopIteration:
                 if template is None:
+                    self.exhausted.add(iterator)
                     raise
                 batch = template
             collate = self_._collate_fn if getattr(self_, "_auto_collation", False) else None
@@ -423,9 +431,11 @@ class BatchFeed:
     def _handed_out(
         self, batch: object, iterator: int, number: int, collate: Collate | None = None
     ) -> object:
-        if self._store is not None and not self._has(self._store, iterator, number):
-            raise StopIteration  # nothing that belongs to the next step has come
-        self._on_batch()
+        is_there = self._store is None or self._has(self._store, iterator, number)
+        if is_there or self._is_cut(iterator):
+            self._on_batch()
+        if not is_there:
+            raise StopIteration
         if self._is_evaluated:
             self._handed.clear()  # no backward pass has followed
         self._handed.add(iterator)
@@ -452,6 +462,10 @@ class BatchFeed:
         with Guard(self._give_up):
             return store.has(self._share(), iterator, number)
         return True
+
+    def _is_cut(self, iterator: int) -> bool:
+        """Say whether the other run ended here, and with it the last step that is compared."""
+        return self._store is None or not self._store.is_over(self._share()[0], iterator)
 
     def _recorded(self, batch: object, iterator: int, number: int, made: object) -> object:
         if self._kept:

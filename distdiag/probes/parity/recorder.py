@@ -248,6 +248,7 @@ class ParityRecorder(TrainingRecorder):
                 lengths=self._feed.lengths,
                 iterators=self._feed.iterators,
                 trained=tuple(sorted(self._feed.trained)),
+                exhausted=tuple(sorted(self._feed.exhausted)),
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
                 mesh_sizes=self._models.mesh_sizes,
