@@ -42,7 +42,7 @@ class RebuiltAverage(Check[AverageSaved]):
 
     Changes: The averaged weights from the resumed step on.
 
-    Leaves: The trained weights.
+    Leaves: The weights that are trained, and the state of their optimizer.
 
     ## When it is not a defect
     The average is meant to begin anew, though the state of the optimizer goes on.
@@ -74,5 +74,5 @@ class RebuiltAverage(Check[AverageSaved]):
             grade=Grade.LIKELY if is_named else Grade.NOTE,
             confidence=0.85,
             evidence=f"over {view.num_tensors} tensors it keeps {view.share_of_start:.0%} of the "
-            f"{view.first_path} that was read, and {view.share_of_file:.0%} of the {view.path}",
+            f"{view.first_path} that was read, and {max(view.share_of_file, 0.0):.0%} of the {view.path}",
         )
