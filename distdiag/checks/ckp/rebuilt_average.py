@@ -63,6 +63,7 @@ class RebuiltAverage(Check[AverageSaved]):
         is_anew = view.share_of_file <= _MOST_OF_FILE and view.share_of_start >= _LEAST_OF_START
         if not is_anew or view.likeness > _MOST_ALIKE:
             return
+        of_file = max(view.share_of_file, 0.0)
         is_named = _AVERAGE.search(view.path.lower()) is not None
         yield self.finding(
             f"{view.path} of the checkpoint is not used: what is saved there now began anew as a "
@@ -74,5 +75,5 @@ class RebuiltAverage(Check[AverageSaved]):
             grade=Grade.LIKELY if is_named else Grade.NOTE,
             confidence=0.85,
             evidence=f"over {view.num_tensors} tensors it keeps {view.share_of_start:.0%} of the "
-            f"{view.first_path} that was read, and {max(view.share_of_file, 0.0):.0%} of the {view.path}",
+            f"{view.first_path} that was read, and {of_file:.0%} of the {view.path}",
         )
