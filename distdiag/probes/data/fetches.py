@@ -25,6 +25,7 @@ from distdiag.events.base import CallSite, Frame
 from distdiag.events.data import Fetch, GeneratorUse
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.guard import guarded
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.untyped import Untyped
 from distdiag.record.guard import attempt
@@ -299,7 +300,7 @@ class Fetches(Probe):
             worker = get_worker_info()
             if not self._wants(self_, worker):
                 return original(self_, index)
-            before = attempt(_ignore, states, self_.dataset)  # type: ignore[attr-defined]
+            before = attempt(_ignore, _states, self_.dataset)  # type: ignore[attr-defined]
             result = original(self_, index)
             if before is not None:
                 attempt(_ignore, self._note, self_, index, worker, before)
@@ -320,9 +321,10 @@ class Fetches(Probe):
     def _note(
         self, fetcher: Untyped, index: object, worker: Untyped, before: Mapping[str, State]
     ) -> None:
-        whole = list(index) if isinstance(index, list | tuple) else [index]
-        uses = tuple(_uses(before, states(fetcher.dataset)))
-        batch = xxhash.xxh3_64_hexdigest(repr(whole).encode())
+        with out_of_sight():
+            whole = list(index) if isinstance(index, list | tuple) else [index]
+            uses = tuple(_uses(before, states(fetcher.dataset)))
+            batch = xxhash.xxh3_64_hexdigest(repr(whole).encode())
         if worker is None:
             kept = self._here.setdefault(fetcher, [])
             kept.append(Fetch(-1, len(kept), batch, len(whole), uses))
@@ -330,6 +332,12 @@ class Fetches(Probe):
         number, self._num_fetches = self._num_fetches, self._num_fetches + 1
         if self._board is not None:
             self._board.write(worker.id, Fetch(worker.id, number, batch, len(whole), uses))
+
+
+def _states(dataset: object) -> dict[str, State]:
+    # The state of a generator of torch is a tensor.
+    with out_of_sight():
+        return states(dataset)
 
 
 def _ignore(_: Exception) -> None:
