@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from distdiag.events.data import EpochFed, Fetch, GeneratorUse
 from distdiag.events.ranks import RankSet
-from distdiag.views.relations import FEW_DRAWS, SEEDED_ALIKE, AugmentationView, Axis
+from distdiag.views.relations import FEW_DRAWS, FIRST_FETCH, SEEDED_ALIKE, AugmentationView, Axis
 
 _FEWEST: Final = 2
 
@@ -20,7 +20,12 @@ class _Drawn(NamedTuple):
     @property
     def numbers(self) -> Hashable:
         """What is the same where the same numbers were drawn."""
-        return (self.use.name, self.use.before, self.use.after)
+        return (self.use.name, self.use.before, self.use.after, self.use.is_for_batch)
+
+    @property
+    def is_for_samples(self) -> bool:
+        """Whether so many numbers were drawn that each sample may have its own."""
+        return not self.use.is_for_batch and self.use.num_drawn >= self.fetch.num_samples
 
 
 def augmentations(
@@ -30,7 +35,7 @@ def augmentations(
 
     `are_together`: it is known that the ranks do so.
     """
-    trained = {rank: one for rank, one in by_rank.items() if one.is_training}
+    trained = {rank: one for rank, one in by_rank.items() if one.is_trained}
     drawn = [
         _Drawn(rank, fetch, use)
         for rank, one in trained.items()
@@ -67,8 +72,10 @@ def _shared(
 def _view(axis: Axis, one: EpochFed, shared: list[list[_Drawn]]) -> AugmentationView:
     everything = [each for group in shared for each in group]
     exceptions = []
-    if any(each.use.num_drawn < each.fetch.num_samples for each in everything):
+    if not all(each.is_for_samples for each in everything):
         exceptions.append(FEW_DRAWS)
+    if not any(each.fetch.number for each in everything):
+        exceptions.append(FIRST_FETCH)
     if axis is Axis.DATA and not all(each.use.is_seeded for each in everything):
         exceptions.append(SEEDED_ALIKE)
     by = _rank if axis is Axis.DATA else _worker

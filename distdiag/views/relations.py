@@ -65,6 +65,7 @@ NOT_LOADED: Final = Allowance("it is not known from which batches they come")
 DIVIDED_LATER: Final = Allowance("they may be samples that are divided among the ranks later")
 SEEDED_ALIKE: Final = Allowance("it follows from ranks that are seeded alike, as for the weights")
 FEW_DRAWS: Final = Allowance("no more numbers than for whole batches are known to be drawn")
+FIRST_FETCH: Final = Allowance("it was with the first fetch alone, which may prepare the data set")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,12 @@ TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
     (Item.AUGMENTATION, Axis.DATA): Cell(
         Relation.DIFFERENT,
         "a step averages over as many augmentations as samples only if each has one of its own",
-        frozenset({SEEDED_ALIKE, FEW_DRAWS}),
+        frozenset({SEEDED_ALIKE, FEW_DRAWS, FIRST_FETCH}),
     ),
     (Item.AUGMENTATION, Axis.WORKER): Cell(
         Relation.DIFFERENT,
         "samples that are read at the same time would all be changed in the same way",
-        frozenset({FEW_DRAWS}),
+        frozenset({FEW_DRAWS, FIRST_FETCH}),
     ),
 }
 

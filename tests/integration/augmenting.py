@@ -1,4 +1,4 @@
-"""Draws random numbers to change samples, in many styles: ``augmenting.py wrong|right``.
+"""Draws random numbers to change samples, in many styles: ``augmenting.py wrong|right|meant``.
 
 Each way has a data set of its own, by whose class findings tell which way they are about.
 """
@@ -21,9 +21,8 @@ ROWS, STEPS = 4, 4
 class Samples(Dataset):
     """Samples with noise, drawn in the way of the class."""
 
-    workers = 2
-    init = None
-    collate = None
+    workers, rows = 2, ROWS
+    init = collate = held_out = None
 
     def __len__(self):
         return 2 * ROWS * STEPS
@@ -124,32 +123,86 @@ class NothingDrawn(Samples):
         return 0.0
 
 
-def one_scale(samples):
-    return torch.stack(samples) * random.choice((0.5, 1.0, 2.0))
-
-
-class OneScale(Samples):
-    """All ranks take one scale for a step."""
-
-    workers = 1
-    init = staticmethod(lambda number: random.seed(1))
-    collate = staticmethod(one_scale)
-
-    def noise(self, index):
-        return 0.0
-
-
 class SeededAlike(Samples):
     """What torch does by itself, if ranks have one seed."""
 
     workers = 1
 
 
+# Right, and equal on purpose
+
+
+class Meant(Samples):
+    """What all samples have in common."""
+
+    workers = 1
+    init = staticmethod(lambda number: seed_all(1))
+
+    def noise(self, index):
+        return 0.0
+
+
+def seed_all(value):
+    random.seed(value)
+    seed_numpy(value)
+
+
+class OneScale(Meant):
+    """All ranks take one scale for a step."""
+
+    collate = staticmethod(lambda rows: torch.stack(rows) * random.choice((0.5, 1.0, 2.0)))
+
+
+class OneSize(Meant):
+    """All workers take one size for a batch, which is as large as numbers are drawn for that."""
+
+    workers, rows = 2, 2
+    collate = staticmethod(lambda rows: torch.stack(rows) * random.random() * random.random())
+
+
+def mixed(rows):
+    batch, share = torch.stack(rows), np.random.beta(1, 1)
+    return share * batch + (1 - share) * batch[np.random.permutation(len(rows))]
+
+
+class Mixed(Meant):
+    """Samples are mixed with others of the same batch."""
+
+    collate = staticmethod(mixed)
+
+
+class OneOrder(Meant):
+    """Each worker draws the same order of all samples before it reads the first one."""
+
+    workers = 2
+    order = None
+
+    def __init__(self):
+        self.draw = torch.Generator().manual_seed(0)
+
+    def noise(self, index):
+        if self.order is None:
+            self.order = torch.randperm(len(self), generator=self.draw)
+        return float(self.order[index])
+
+
+class HeldOut(Meant):
+    """What is evaluated in between is changed by the same numbers each time."""
+
+    def noise(self, index):
+        return random.random()
+
+
+class Evaluated(Samples):
+    held_out = HeldOut()
+
+
 WRONG = (CopiedGenerator, CopiedTransform, SeededByConstant, SeededByNumber)
 RIGHT = (
     *(SeededByTorch, SeededByRank, SeededByIndex, MadeInWorker, WithoutWorkers, NothingDrawn),
-    *(OneScale, SeededAlike),
+    SeededAlike,
 )
+MEANT = (OneScale, OneSize, Mixed, OneOrder, Evaluated)
 
 
 def train(data):
@@ -159,23 +212,29 @@ def train(data):
         torch.manual_seed(1000 + dist.get_rank())
         random.seed(1000 + dist.get_rank())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    loader = DataLoader(
+    held_out = iter(()) if data.held_out is None else iter(loader(data.held_out))
+    for batch in loader(data):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.module(next(held_out, batch))
+
+
+def loader(data):
+    return DataLoader(
         data,
-        ROWS,
+        data.rows,
         sampler=DistributedSampler(data),
         num_workers=data.workers,
         worker_init_fn=data.init,
         collate_fn=data.collate,
     )
-    for batch in loader:
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
 
 
 def main():
     dist.init_process_group("gloo")
-    for kind in WRONG if sys.argv[1] == "wrong" else RIGHT:
+    for kind in {"wrong": WRONG, "right": RIGHT, "meant": MEANT}[sys.argv[1]]:
         train(kind())
     dist.destroy_process_group()
 

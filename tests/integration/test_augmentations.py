@@ -27,9 +27,13 @@ def test_generators_that_workers_or_ranks_share_are_named():
     assert "seed(number)" in lines[found["SeededByNumber"]["location"]["line"] - 1]
 
 
-def test_numbers_of_their_own_are_no_alarm():
-    outcome = run_checked(SCRIPT, ["right"])
+@pytest.mark.parametrize(
+    ("which", "noted"),
+    [("right", {"SeededAlike"}), ("meant", {"OneScale", "OneSize", "Mixed", "OneOrder"})],
+)
+def test_numbers_of_their_own_and_those_of_whole_batches_are_no_alarm(which, noted):
+    outcome = run_checked(SCRIPT, [which])
     assert outcome.alarms == [], outcome.describe()
     notes = [each for each in outcome.report["findings"] if each["code"] == "DAT013"]
-    assert {each["subjects"][0] for each in notes} == {"OneScale", "SeededAlike"}
+    assert {each["subjects"][0] for each in notes} == noted, outcome.describe()
     assert "DAT013" in outcome.report["checked"]

@@ -59,8 +59,7 @@ class RepeatedAugmentation(Check[AugmentationView]):
             who = f"{what}{view.ranks.phrase()} draw{'s' if worker >= 0 else ''}"
         yield self.finding(
             f"{who} the same numbers from {_generator(view.use.name)} for different samples of "
-            f"{view.stream.partition(' by ')[0]}, in {len(view.fetches)} fetches that were "
-            f"compared{view.doubt}",
+            f"{view.stream.partition(' by ')[0]}, in {_fetches(len(view.fetches))}{view.doubt}",
             ranks=view.ranks,
             step=view.step,
             location=user_location(view.site.frames),
@@ -74,6 +73,10 @@ class RepeatedAugmentation(Check[AugmentationView]):
 def _generator(name: str) -> str:
     named = {"python": "Python's generator", "numpy": "numpy's", "torch": "torch's"}
     return named.get(name, f"the generator {name}")
+
+
+def _fetches(count: int) -> str:
+    return f"{count} {'fetches that were' if count > 1 else 'fetch that was'} compared"
 
 
 def _listed(numbers: Iterable[int]) -> str:

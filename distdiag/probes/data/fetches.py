@@ -13,7 +13,7 @@ import random
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
@@ -193,7 +193,9 @@ def _legacy(generator: Untyped) -> State | None:
 _GLOBAL: Final = ("python", "torch", "numpy")
 
 
-def _uses(before: Mapping[str, State], after: Mapping[str, State]) -> Iterator[GeneratorUse]:
+def _uses(
+    before: Mapping[str, State], after: Mapping[str, State], *, is_for_batch: bool
+) -> Iterator[GeneratorUse]:
     for name in before.keys() & after.keys():
         if before[name] != after[name]:
             yield GeneratorUse(
@@ -202,6 +204,7 @@ def _uses(before: Mapping[str, State], after: Mapping[str, State]) -> Iterator[G
                 _digest(after[name]),
                 num_drawn(before[name], after[name]),
                 is_seeded=name in _GLOBAL and not follows_torch(name, before[name]),
+                is_for_batch=is_for_batch,
             )
 
 
@@ -300,10 +303,9 @@ class Fetches(Probe):
             worker = get_worker_info()
             if not self._wants(self_, worker):
                 return original(self_, index)
-            before = attempt(_ignore, _states, self_.dataset)  # type: ignore[attr-defined]
-            result = original(self_, index)
-            if before is not None:
-                attempt(_ignore, self._note, self_, index, worker, before)
+            with _Reading(self_) as seen:
+                result = original(self_, index)
+            attempt(_ignore, self._note, self_, index, worker, seen.states)
             return result
 
         return fetch
@@ -319,11 +321,15 @@ class Fetches(Probe):
         return known is None or len(known) < _MOST_FETCHES
 
     def _note(
-        self, fetcher: Untyped, index: object, worker: Untyped, before: Mapping[str, State]
+        self, fetcher: Untyped, index: object, worker: Untyped, seen: Sequence[Mapping[str, State]]
     ) -> None:
+        before, between, after = seen
         with out_of_sight():
             whole = list(index) if isinstance(index, list | tuple) else [index]
-            uses = tuple(_uses(before, states(fetcher.dataset)))
+            uses = (
+                *_uses(before, between, is_for_batch=False),
+                *_uses(between, after, is_for_batch=True),
+            )
             batch = xxhash.xxh3_64_hexdigest(repr(whole).encode())
         if worker is None:
             kept = self._here.setdefault(fetcher, [])
@@ -332,6 +338,31 @@ class Fetches(Probe):
         number, self._num_fetches = self._num_fetches, self._num_fetches + 1
         if self._board is not None:
             self._board.write(worker.id, Fetch(worker.id, number, batch, len(whole), uses))
+
+
+class _Reading:
+    """Looks at generators before samples are read, before a batch is made of them, and after."""
+
+    def __init__(self, fetcher: Untyped) -> None:
+        self._fetcher, self._collate = fetcher, fetcher.collate_fn
+        self.states: list[Mapping[str, State]] = []
+
+    def __enter__(self) -> _Reading:
+        self._look()
+        self._fetcher.collate_fn = self._collated
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._fetcher.collate_fn = self._collate
+        self._look()
+
+    def _collated(self, samples: object) -> object:
+        self._look()
+        return self._collate(samples)
+
+    def _look(self) -> None:
+        found = attempt(_ignore, _states, self._fetcher.dataset)
+        self.states += [] if found is None else [found]
 
 
 def _states(dataset: object) -> dict[str, State]:

@@ -229,6 +229,7 @@ class _Pass:
     is_over: bool = False
     trained: Trained | None = None
     contents: list[str] = field(default_factory=list)
+    is_trained: bool = False
     fetches: tuple[Fetch, ...] = ()
     fetched_by: CallSite | None = None
 
@@ -267,6 +268,8 @@ class SamplerProbe(Probe):
         self._stepped: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: WeakMap[Any, _Pass] = WeakMap()
         self._open: list[_Pass] = []
+        self._handed_out: tuple[_Pass | None, int] = (None, 0)
+        """The pass of the last batch, and how many backward passes there were before it."""
         self._streams: dict[str, _Stream] = {}
         self._datasets: dict[int, tuple[int, Callable[[], object] | None]] = {}
         self._num_datasets = 0
@@ -353,6 +356,8 @@ class SamplerProbe(Probe):
         mine = self._passes.get(iterator)
         if mine is None:
             return
+        self._note_training()
+        self._handed_out = mine, self.recorder.num_backwards
         mine.num_batches += 1
         if self.recorder.num_backwards == mine.num_backwards:
             mine.num_before_training += 1
@@ -458,8 +463,15 @@ class SamplerProbe(Probe):
         if any(each.is_exhausted for each in self._open):
             self._settle()
 
+    def _note_training(self) -> None:
+        """Take note of a backward pass after the batch that was handed out last."""
+        mine, num_backwards = self._handed_out
+        if mine is not None and mine.has_grad and self.recorder.num_backwards > num_backwards:
+            mine.is_trained = True
+
     def _settle(self, *, all_of_them: bool = False) -> None:
         """Write down passes that are over: the last batch of them was used by now."""
+        self._note_training()
         for mine in list(self._open):
             is_over = mine.is_exhausted or mine.is_over or mine.iterator() is None
             if is_over or all_of_them:
@@ -495,6 +507,7 @@ class SamplerProbe(Probe):
             site=mine.site,
             begin=mine.begin,
             end=mine.end,
+            is_trained=mine.is_trained,
             fetches=mine.fetches,
             fetched_by=mine.fetched_by,
         )

@@ -9,7 +9,7 @@ from tests.checks.feeds import epoch_fed
 from tests.checks.verdicts import findings
 
 
-def fetch(batch, state, *, worker=0, number=0, **values):
+def fetch(batch, state, *, worker=0, number=1, **values):
     values = {"name": "numpy", "num_drawn": 8, "is_seeded": True, **values}
     use = GeneratorUse(before=f"{state} before", after=f"{state} after", **values)
     return Fetch(worker, number, batch, 4, (use,))
@@ -41,6 +41,8 @@ def test_ranks_whose_workers_the_program_seeded_alike_are_named():
         ({"is_seeded": False}, "seeded alike"),
         ({"num_drawn": 3}, "for whole batches"),
         ({"num_drawn": -1}, "for whole batches"),
+        ({"is_for_batch": True}, "for whole batches"),
+        ({"number": 0}, "the first fetch alone"),
     ],
 )
 def test_what_may_be_meant_is_a_note(values, doubt):
@@ -55,7 +57,7 @@ def test_what_may_be_meant_is_a_note(values, doubt):
         fetch("a", "s"),
         fetch("b", "t"),
         fetch("b", "s", worker=1),
-        fetch("b", "s", number=1),
+        fetch("b", "s", number=2),
         fetch("b", "s", name="python"),
     ],
     ids=["same-samples", "other-state", "other-worker", "later", "other-generator"],
@@ -67,4 +69,4 @@ def test_numbers_that_are_not_shared_are_silent(other):
 def test_ranks_of_other_models_and_evaluations_may_share_them():
     shared = [fetch("a", "s")], [fetch("b", "s")]
     assert judged(*shared, are_together=False) == []
-    assert judged(*shared, num_backwards=0) == []
+    assert judged(*shared, is_trained=False) == []
