@@ -268,7 +268,7 @@ def prefetched(scale):
 
 def threaded(scale):
     """Fetch batches in a thread, some ahead."""
-    ahead = queue.Queue(2)
+    model, ahead = DDP(Classifier()), queue.Queue(2)
 
     def fetch():
         for batch in points():
@@ -277,7 +277,6 @@ def threaded(scale):
 
     thread = threading.Thread(target=fetch, daemon=True)
     thread.start()
-    model = DDP(Classifier())
     optimizer = sgd(model)
     while (batch := ahead.get()) is not None:
         stepped(optimizer, classify(model, batch) * scale)
