@@ -17,9 +17,10 @@ steps as there were since. One that was loaded would keep exp(-1 / 0.7) = 0.24 o
 _MOST_ALIKE: Final = 0.8
 """Above this square of the cosine, rounding and chance decide which of two directions it was."""
 _AVERAGE: Final = re.compile(
-    r"(^|[._])(ema|swa|polyak|shadow|slow|momentum|teacher|target)($|[._])|averag|(^|[._])avg|ema_|_ema"
+    r"(^|[._])(ema|swa|polyak|shadow|slow|momentum|teacher)($|[._])|averag|(^|[._])avg|ema_|_ema"
 )
-"""How programs name running averages; others, such as the best weights, may begin anew."""
+"""How programs name running averages. Others may begin anew: the best weights, or a target network,
+which may be a copy that is made every so often."""
 
 
 class RebuiltAverage(Check[AverageSaved]):
@@ -48,7 +49,8 @@ class RebuiltAverage(Check[AverageSaved]):
     The average is meant to begin anew, though the state of the optimizer goes on.
 
     If so, add `ignore = ["CKP010"]` to `distdiag.toml`. Other weights beside those of the model,
-    such as the best ones, are a note.
+    such as the best ones or those of a target network, are a note. An average that is meant to
+    begin at a later step looks the same if the training is resumed just before.
 
     ## References
     - https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema

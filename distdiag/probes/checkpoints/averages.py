@@ -49,6 +49,7 @@ class _Second:
 
     path: str
     first_path: str
+    addresses: frozenset[int]
     seconds: Mapping[str, torch.Tensor]
     firsts: Mapping[str, torch.Tensor]
     site: CallSite
@@ -102,19 +103,22 @@ class Averages:
     def gave(self, given: Mapping[str, Any]) -> None:
         """Take note of tensors that were given to a model."""
         tensors = (each for each in given.values() if isinstance(each, torch.Tensor))
-        addresses = _addresses(tensors) if self._files else frozenset()
+        addresses = _addresses(tensors) if self._files or self._seconds else frozenset()
         for file in self._files:
             file.loaded |= {p for p, own in file.sets.items() if own.addresses & addresses}
+        # A program may load an average late, such as with its first update.
+        self._seconds = [each for each in self._seconds if not each.addresses & addresses]
 
     def start(self) -> None:
         """Forget what was loaded, and files of which nothing was: training begins."""
+        loaded = {path for file in self._files for path in file.loaded}  # it may be read twice
         for file in self._files:
             for first in file.loaded:
                 own = file.sets[first]
-                for path, other in file.sets.items():
-                    if path not in file.loaded and other.kind == own.kind and _differ(own, other):
-                        second = _Second(path, first, other.values, own.values, file.site)
-                        self._seconds.append(second)
+                for path in file.sets.keys() - loaded:
+                    other = file.sets[path]
+                    if other.kind == own.kind and _differ(own, other):
+                        self._seconds.append(_second(path, first, file))
         self._files.clear()
 
     def saved(self, state: object) -> None:
@@ -146,6 +150,11 @@ class Averages:
             if shares is not None:
                 yield Kept(each.path, each.first_path, len(each.firsts), *shares, each.site)
         self._waiting = rest
+
+
+def _second(path: str, first: str, file: _File) -> _Second:
+    own, other = file.sets[first], file.sets[path]
+    return _Second(path, first, other.addresses, other.values, own.values, file.site)
 
 
 def _groups(value: object, path: str, depth: int) -> Iterator[tuple[str, _Group]]:

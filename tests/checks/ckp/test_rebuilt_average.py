@@ -30,7 +30,7 @@ def test_an_average_that_keeps_the_first_weights_alone_is_named(path):
     assert finding.location.line == 30
 
 
-@pytest.mark.parametrize("path", ["best", "teachers_pet", "remainder"])
+@pytest.mark.parametrize("path", ["best", "teachers_pet", "remainder", "target"])
 def test_other_weights_may_begin_anew(path):
     (finding,) = judged(path=path)
     assert finding.severity is Severity.INFO

@@ -58,6 +58,19 @@ class Teacher(nn.Sequential):
             mine.data.lerp_(theirs.detach(), 0.02)
 
 
+class Later(AveragedModel):
+    """An average of one step alone, of the first one after the resume."""
+
+    def __init__(self, model: nn.Module, num_before: int = STEPS) -> None:
+        super().__init__(model)
+        self.register_buffer("num_left", torch.tensor(num_before))
+
+    def update_parameters(self, model: nn.Module) -> None:
+        if self.num_left == 0:
+            super().update_parameters(model)
+        self.num_left -= 1
+
+
 def averaged(model: nn.Module) -> Any:
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98))
     average.n_averaged.fill_(1)
@@ -79,12 +92,18 @@ def train(second: Any, file: Path, name: str, num_steps: int, *resumed: str) -> 
     average = second(net)
     if "average" in resumed:
         average.load_state_dict(state[name])
+    if "average from file" in resumed:
+        average.load_state_dict(torch.load(file)[name])
+    late = state[name] if "average late" in resumed else None
     del state
     for _ in range(num_steps):
         x = torch.randn(ROWS, 8)
         optimizer.zero_grad()
         (net(x) - x[:, :4].sin()).square().mean().backward()
         optimizer.step()
+        if late is not None:
+            average.load_state_dict(late)
+            late = None
         average.update_parameters(net)
     saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save({**saved, name: average.state_dict()}, file)
@@ -132,8 +151,18 @@ def test_a_fine_tuning_may_begin_a_new_average(
     assert resumed(observed, tmp_path, Teacher, "ema", *parts) == []
 
 
-def test_other_second_weights_are_at_most_a_note(observed: Observed, tmp_path: Path) -> None:
-    found = resumed(observed, tmp_path, Best, "best", "model", "optimizer")
+@pytest.mark.parametrize("how", ["average", "average late", "average from file"])
+def test_an_average_that_begins_after_the_resume_is_silent_if_it_was_loaded(
+    observed: Observed, tmp_path: Path, how: str
+) -> None:
+    assert resumed(observed, tmp_path, Later, "swa", "model", "optimizer", how, more=10) == []
+
+
+@pytest.mark.parametrize(("second", "name"), [(Best, "best"), (Teacher, "target")])
+def test_other_second_weights_are_at_most_a_note(
+    observed: Observed, tmp_path: Path, second: Any, name: str
+) -> None:
+    found = resumed(observed, tmp_path, second, name, "model", "optimizer")
     assert [each.severity for each in found] == [Severity.INFO]
 
 
