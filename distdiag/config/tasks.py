@@ -78,7 +78,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     tell where in the program each iterator of a data loader got its first batch: a rank that uses
     one alone has others behind it than its peers. Batches of those that are `trained` were followed
     by a backward pass, and those in `exhausted` came to their end. `draws_in_forward`: random
-    numbers were drawn between a batch and its pass.
+    numbers were drawn between a batch and its pass, by a program that had made its optimizer.
     `num_microsteps` are the backward passes of each step. `mesh_sizes` are those of the meshes
     that the parameters are on. `devices` are the types of devices that were used, `peak_memory`
     the most bytes of the host that the process held. `compute_dtype` is the coarsest one that a
