@@ -105,7 +105,8 @@ def test_right_ones_agree_over_more_steps_of_adam(told, kind):
     assert (found.status, found.alarms) == (0, [])
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, {"tuple"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_their_broken_twins_do_not(told, kind):
     found = told("right.py", "--kind", kind, "--broken")
     assert found.status == 1
