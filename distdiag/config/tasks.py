@@ -73,9 +73,12 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank says of its recording at the end.
 
     `num_given` counts what the outermost model was given where no batch was seen. `data_group` are
-    the ranks that its model's wrapper feeds with different data (empty if no
-    wrapper tells), `lengths` what `len()` of each data loader was, by the order of their first
-    use. `draws_in_forward`: random numbers were drawn between a batch and its backward pass.
+    the ranks that its model's wrapper feeds with different data (empty if no wrapper tells),
+    `lengths` what `len()` of each data loader was, by the order of their first use. `iterators`
+    tell where in the program each iterator of a data loader got its first batch: a rank that uses
+    one alone has others behind it than its peers. Batches of those that are `trained` were followed
+    by a backward pass, and those in `exhausted` came to their end. `draws_in_forward`: random
+    numbers were drawn between a batch and its pass, by a program that had made its optimizer.
     `num_microsteps` are the backward passes of each step. `mesh_sizes` are those of the meshes
     that the parameters are on. `devices` are the types of devices that were used, `peak_memory`
     the most bytes of the host that the process held. `compute_dtype` is the coarsest one that a
@@ -94,6 +97,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_given: int = 0
     data_group: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
+    iterators: tuple[str, ...] = ()
+    trained: tuple[int, ...] = ()
+    exhausted: tuple[int, ...] = ()
     draws_in_forward: bool = False
     num_microsteps: tuple[int, ...] = ()
     mesh_sizes: dict[str, int] = {}

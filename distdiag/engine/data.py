@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.augmentations import augmentations
 from distdiag.engine.relations import ReducedModels
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
@@ -23,6 +24,7 @@ from distdiag.views.alignment import (
     ScheduleView,
 )
 from distdiag.views.base import View
+from distdiag.views.relations import AugmentationView
 
 # Which ranks train without anything that connects them, though they were launched together.
 
@@ -89,6 +91,9 @@ _NO_SAMPLER: Final = NothingThere(
 )
 _NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
 _NO_RESUME: Final = NothingThere("resumed loaders", "no loader that was given a state was used")
+_NO_FETCH: Final = NothingThere(
+    "random numbers of data sets", "nothing was seen to be drawn where samples are fetched"
+)
 _NO_SCHEDULE: Final = NothingThere(
     "learning-rate schedules", "no schedule of a learning rate was seen"
 )
@@ -111,13 +116,20 @@ class DataAligner(Aligner):
     """Passes over data sets, schedules, and rows that were gathered."""
 
     needs = (EpochFed, ScheduleState, RowsGathered, LoaderResumed, ModelPlan)
-    builds = (EpochView, SampledEpochView, ScheduleView, GatheredRowsView, ResumedLoaderView)
+    builds = (
+        EpochView,
+        SampledEpochView,
+        ScheduleView,
+        GatheredRowsView,
+        ResumedLoaderView,
+        AugmentationView,
+    )
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._seen: set[type[Event]] = set()
-        self._has_sampler = False
+        self._has_sampler = self._has_drawn = False
         self._reduced = ReducedModels()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
@@ -127,6 +139,8 @@ class DataAligner(Aligner):
         }
         if not self._has_sampler:
             gaps[SampledEpochView] = gaps.get(EpochView, _NO_SAMPLER)
+        if not self._has_drawn:
+            gaps[AugmentationView] = gaps.get(EpochView, _NO_FETCH)
         return gaps
 
     def feed(self, event: Event) -> Iterator[View]:
@@ -147,12 +161,20 @@ class DataAligner(Aligner):
 
     def _show(self, alignment: Alignment[Any]) -> Iterator[View]:
         yield alignment.show_as(_VIEWS[type(alignment.any_event)], {})
-        if any(isinstance(e, EpochFed) and _is_readable(e) for e in alignment.by_rank.values()):
+        if isinstance(alignment.any_event, EpochFed):
+            yield from self._show_pass(alignment)
+
+    def _show_pass(self, alignment: Alignment[EpochFed]) -> Iterator[View]:
+        by_rank = alignment.by_rank
+        groups = {self._reduced.all_of(rank) for rank in by_rank}
+        are_reduced = len(by_rank) > 1 and len(groups) == 1 and set(*groups) >= set(by_rank)
+        if any(map(_is_readable, by_rank.values())):
             self._has_sampler = True
-            groups = {self._reduced.all_of(rank) for rank in alignment.by_rank}
-            are_reduced = len(groups) == 1 and set(*groups) >= set(alignment.by_rank)
-            view = alignment.show_as(SampledEpochView, {})
-            yield replace(view, are_reduced=are_reduced and len(alignment.by_rank) > 1)
+            yield replace(alignment.show_as(SampledEpochView, {}), are_reduced=are_reduced)
+        fetches = [fetch for each in by_rank.values() for fetch in each.fetches]
+        self._has_drawn |= any(fetch.generators for fetch in fetches)
+        are_together = are_reduced or all(set(e.members) >= set(by_rank) for e in by_rank.values())
+        yield from augmentations(by_rank, are_together=are_together)
 
 
 def _is_readable(one: EpochFed) -> bool:

@@ -165,8 +165,33 @@ class ScheduleRestarted(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
+class AverageSaved(Event, frozen=True, kw_only=True):
+    """Weights are saved at `path`, where the file that a training was resumed from had others.
+
+    The file had those of the model at `first_path`, and nothing loaded the ones at `path`. The
+    difference between what is saved there and the model now is the `share_of_file` of that between
+    the old ones and the model now, and the `share_of_start` of that between the model in the file
+    and the model now. `likeness` is the square of the cosine between these two, over some elements
+    of `num_tensors` tensors. `site` is where the file was read.
+    """
+
+    path: str
+    first_path: str
+    num_tensors: int
+    share_of_file: float
+    share_of_start: float
+    likeness: float
+    site: CallSite
+
+
 CheckpointEvent = (
-    WeightsLoaded | LoadWasted | StateSaved | StateRestored | TrainingResumed | ScheduleRestarted
+    WeightsLoaded
+    | LoadWasted
+    | StateSaved
+    | StateRestored
+    | TrainingResumed
+    | ScheduleRestarted
+    | AverageSaved
 )
 KINDS = (
     WeightsLoaded,

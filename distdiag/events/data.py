@@ -26,6 +26,36 @@ class SamplerState(msgspec.Struct, frozen=True, array_like=True):
     uses_epoch: bool = True
 
 
+class GeneratorUse(msgspec.Struct, frozen=True, array_like=True):
+    """A generator that a fetch has drawn from: digests of its state before and after.
+
+    `name` is ``python``, ``numpy``, ``torch``, or class and attribute of what the data set holds.
+    It took `num_drawn` raw numbers; -1: it was seeded meanwhile, or they cannot be counted.
+    `is_seeded`: the program seeded it in this worker, not by the seed that torch gives each.
+    `is_for_batch`: it was where a batch is made of the samples.
+    """
+
+    name: str
+    before: str
+    after: str
+    num_drawn: int
+    is_seeded: bool
+    is_for_batch: bool = False
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """One of the first fetches of a worker (-1: the rank itself), the `number`-th of its own.
+
+    `batch` is a digest of the indices of its `num_samples` samples.
+    """
+
+    worker: int
+    number: int
+    batch: str
+    num_samples: int
+    generators: tuple[GeneratorUse, ...]
+
+
 class EpochFed(Event, frozen=True, kw_only=True):
     """A rank has iterated over a data set, once; `number` counts the passes over this `stream`.
 
@@ -34,9 +64,11 @@ class EpochFed(Event, frozen=True, kw_only=True):
     `contents` are digests of the samples that were read, as far as they were looked at. Of the
     pass before `last_digest` and `last_epoch` are known, of the sampler the highest epoch that it
     had before this pass, `epoch_before`. `num_before_training` batches were fetched before the
-    first backward pass, and `num_backwards` were made in all. `members` are the ranks that train
+    first backward pass, and `num_backwards` were made in all; `is_trained`: one of them was the
+    first thing after a batch, before another one was fetched. `members` are the ranks that train
     one model on these data, empty if unknown. What the rank did in the meantime has the event
-    numbers from `begin` to `end` (-1: it has not come to its end).
+    numbers from `begin` to `end` (-1: it has not come to its end). `fetches` are the first ones,
+    and `fetched_by` is what seeds workers, or reads a sample.
     """
 
     stream: str
@@ -61,6 +93,9 @@ class EpochFed(Event, frozen=True, kw_only=True):
     site: CallSite
     begin: int = -1
     end: int = -1
+    is_trained: bool = False
+    fetches: tuple[Fetch, ...] = ()
+    fetched_by: CallSite | None = None
 
     @property
     def place(self) -> tuple[str, int]:
@@ -69,7 +104,7 @@ class EpochFed(Event, frozen=True, kw_only=True):
 
     @property
     def is_training(self) -> bool:
-        """Whether the samples were trained on."""
+        """Whether there were backward passes in the meantime."""
         return self.num_backwards > 0
 
 

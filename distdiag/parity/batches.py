@@ -13,19 +13,26 @@ Batches = dict[tuple[int, int], list[bytes]]
 
 
 def _samples(run: RecordedRun, rank: int) -> Batches:
-    """Return the samples of each batch of a rank, as bytes of all their tensors."""
+    """Return the samples of each batch of a rank, as bytes of all their tensors.
+
+    Iterators that were only evaluated on are left out; the others are counted without them.
+    """
     found: Batches = {}
+    trained = run.summaries[rank].trained
     for _, iterator, number, name in run.places(Kind.BATCH):
+        if trained and iterator not in trained:
+            continue
         record = run.by_rank(Kind.BATCH, iterator, number, name).get(rank)
         rows = run.rows(rank, record) if record is not None else []
         if not rows:
             continue
-        before = found.get((iterator, number))
+        place = (trained.index(iterator) if trained else iterator, number)
+        before = found.get(place)
         if before is None or len(before) != len(rows):
-            found[iterator, number] = rows
+            found[place] = rows
         else:
             joined = zip(before, rows, strict=True)
-            found[iterator, number] = [first + second for first, second in joined]
+            found[place] = [first + second for first, second in joined]
     return found
 
 

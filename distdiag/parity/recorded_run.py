@@ -226,9 +226,12 @@ class RecordedRun:
         data = self._files.bytes(rank, record).tobytes()
         return [data[place : place + size] for place in range(0, len(data), size)]
 
-    def repeats(self, other: RecordedRun) -> bool:
+    def repeats(
+        self,
+        other: RecordedRun,
+        kinds: Collection[Kind] = (Kind.LOSS, Kind.GRADIENT, Kind.PARAMETER),
+    ) -> bool:
         """Say whether losses, gradients and parameters are those of another run, to the bit."""
-        kinds = (Kind.LOSS, Kind.GRADIENT, Kind.PARAMETER)
         return all(
             _held(records) == _held(other._records.get(place, {}))
             for place, records in self._records.items()

@@ -16,6 +16,7 @@ from distdiag.parity.configurations import Configuration
 from distdiag.parity.launcher import RECORDS, Launcher, RunSpec, Script
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.slots import Slot, need_of, slots_for
+from distdiag.record.recording import Kind
 
 PERTURBATION_SEED: Final = 20_240_607
 """Which weights become a unit of rounding larger and which smaller; any number does."""
@@ -35,6 +36,10 @@ NO_BATCHES: Final = (
 DRAWS: Final = (
     "the forward pass draws random numbers (dropout, noise), and a run on other ranks draws "
     "others: not comparable. --dropout off switches dropout off in all runs"
+)
+UNSEEDED: Final = (
+    "{} begins with other weights each time that it runs, so nothing else can be compared: seed "
+    "all generators before the model is made, and let no other thread draw from them meanwhile"
 )
 
 
@@ -133,6 +138,8 @@ class Study:
     ) -> list[RecordedRun]:
         """Return the repeat of the reference, whole, unless it began the same to the last bit."""
         assert self._reference is not None
+        if not again.repeats(self._reference, (Kind.START,)):
+            raise UsageError(UNSEEDED.format(configuration.label))
         if again.repeats(self._reference):
             return []
         if again.num_steps < self._reference.num_steps:

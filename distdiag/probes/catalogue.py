@@ -243,15 +243,19 @@ def _rank_states(wiring: Wiring) -> Sequence[Probe]:
 
 def _data(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.data.feeds import Moments, StepFeeds
+    from distdiag.probes.data.fetches import Fetches
     from distdiag.probes.data.samplers import SamplerProbe
     from distdiag.probes.optimizers.schedules import Schedules
     from distdiag.probes.random.step_draws import StepDraws
 
     recorder, signals, creations = wiring.recorder, wiring.signals, wiring.creations
     feeds = StepFeeds(recorder, signals.pick(Moments), wiring.models.roots, creations)
+    fetches = Fetches(recorder)
+    stepping, step_ended = signals.optimizer_stepping, signals.step_ended
     return [
         feeds,
-        SamplerProbe(recorder, feeds, signals.optimizer_stepping, signals.step_ended, creations),
+        fetches,
+        SamplerProbe(recorder, feeds, fetches, stepping, step_ended, creations),
         StepDraws(recorder, feeds),
         Schedules(recorder, signals.optimizer_stepped, signals.step_ended),
     ]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from distdiag.events.data import Draw, ModelFed
+from distdiag.events.base import CallSite
+from distdiag.events.data import Draw, Fetch, GeneratorUse, ModelFed
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
 
@@ -21,6 +22,7 @@ class Item(StrEnum):
 
     INPUT = "what the outermost model is given"
     MASK = "random numbers for activations in a forward pass"
+    AUGMENTATION = "random numbers that are drawn to read or change samples"
 
 
 class Axis(StrEnum):
@@ -30,6 +32,7 @@ class Axis(StrEnum):
     TENSOR = "tensor-parallel"
     SEQUENCE = "sequence-parallel"
     EXPERT = "expert-parallel"
+    WORKER = "workers of one data loader"
 
 
 class Relation(StrEnum):
@@ -60,6 +63,9 @@ SEEDED_BY_LIBRARY: Final = Allowance("a library seeds all ranks alike by itself"
 PARTS_OF_BATCH: Final = Allowance("each takes its part of one batch", is_right=True)
 NOT_LOADED: Final = Allowance("it is not known from which batches they come")
 DIVIDED_LATER: Final = Allowance("they may be samples that are divided among the ranks later")
+SEEDED_ALIKE: Final = Allowance("it follows from ranks that are seeded alike, as for the weights")
+FEW_DRAWS: Final = Allowance("no more numbers than for whole batches are known to be drawn")
+FIRST_FETCH: Final = Allowance("it was with the first fetch alone, which may prepare the data set")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,23 @@ TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
     (Item.MASK, Axis.EXPERT): Cell(
         Relation.DIFFERENT, "ranks that exchange tokens are data-parallel for all other layers"
     ),
+    (Item.AUGMENTATION, Axis.DATA): Cell(
+        Relation.DIFFERENT,
+        "a step averages over as many augmentations as samples only if each has one of its own",
+        frozenset({SEEDED_ALIKE, FEW_DRAWS, FIRST_FETCH}),
+    ),
+    (Item.AUGMENTATION, Axis.WORKER): Cell(
+        Relation.DIFFERENT,
+        "samples that are read at the same time would all be changed in the same way",
+        frozenset({FEW_DRAWS, FIRST_FETCH}),
+    ),
 }
+
+
+def doubt_of(exceptions: Iterable[Allowance]) -> str:
+    """Say why something may be meant, as the end of a message; nothing if nothing says so."""
+    reasons = " and ".join(each.reason for each in exceptions if not each.is_right)
+    return f"; it may be meant, since {reasons}" if reasons else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +160,7 @@ class RelationView(View):
     @property
     def doubt(self) -> str:
         """Why it may be meant, as the end of a message; empty if nothing says so."""
-        reasons = " and ".join(e.reason for e in self.exceptions if not e.is_right)
-        return f"; it may be meant, since {reasons}" if reasons else ""
+        return doubt_of(self.exceptions)
 
 
 class SampledInputs(RelationView):
@@ -168,6 +189,39 @@ class MaskView(RelationView):
     """
 
     draws: tuple[Mapping[int, Draw], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AugmentationView(View):
+    """A generator from which different samples got the same numbers, in `use` and other fetches.
+
+    Each of `fetches` has those that began and ended in one state, by rank, or by worker if it is
+    about the workers of one rank. They read samples of `stream` that a model is trained on.
+    """
+
+    axis: Axis
+    stream: str
+    ranks: RankSet
+    fetches: tuple[Mapping[int, Fetch], ...]
+    use: GeneratorUse
+    site: CallSite
+    step: int | None
+    exceptions: tuple[Allowance, ...] = ()
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said of the same generator."""
+        return (type(self), self.axis, self.stream, self.ranks, self.use.name)
+
+    @property
+    def cell(self) -> Cell:
+        """What the table says of the item."""
+        return TABLE[Item.AUGMENTATION, self.axis]
+
+    @property
+    def doubt(self) -> str:
+        """Why it may be meant, as the end of a message; empty if nothing says so."""
+        return doubt_of(self.exceptions)
 
 
 def equal_ranks(values: Mapping[int, Hashable]) -> RankSet:

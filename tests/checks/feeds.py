@@ -41,6 +41,7 @@ def epoch_fed(rank, order, *, num_ranks=2, **values):
         "num_backwards": 4,
         "members": tuple(range(num_ranks)),
         "site": plain_site(10 + rank),
+        "is_trained": True,
     }
     return event_of(EpochFed, rank, step=8, **{**fields, **values})
 

@@ -13,6 +13,7 @@ PROBES = (
     "collective-wrappers",
     "collectives",
     "dataloader",
+    "fetches",
     "functional-collectives",
     "gradient-sums",
     "loads",

@@ -28,10 +28,11 @@ def recorded(folder, parts, *, num_elements=64, axis=0, shares_data=False):
     return RecordedRun(folder, folder.name)
 
 
-def ratio(tmp_path, parts, *, experts=(), **more):
-    reference = recorded(tmp_path / "1", [ROWS])
+def ratio(tmp_path, parts, *, experts=(), of_reference=None, **more):
+    known = of_reference or {}
+    reference = recorded(tmp_path / "1", [ROWS], **known)
     noise = 1 + 1e-3 * np.random.default_rng(4).normal(size=ROWS.shape)
-    perturbed = recorded(tmp_path / "perturbed", [ROWS * noise])
+    perturbed = recorded(tmp_path / "perturbed", [ROWS * noise], **known)
     candidate = recorded(tmp_path / "n", parts, **more)
     pairs = list(output_pairs(reference, [reference, perturbed], candidate, 0, experts))
     return [pair.difference.ratio for pair in pairs]
@@ -59,6 +60,25 @@ def test_wrong_samples_of_one_rank_do_not_drown_in_those_of_the_others(tmp_path)
     together = ratio(tmp_path / "together", [np.concatenate(parts)])
     apart = ratio(tmp_path / "apart", parts)
     assert together[0] < 1 < apart[0]
+
+
+def test_samples_in_another_order_over_the_ranks_are_the_same(tmp_path):
+    parts = np.split(ROWS, 2)
+    turned = [part[::-1] for part in parts]
+    assert ratio(tmp_path / "right", turned)[0] < 1
+    turned[1] = turned[1] + np.eye(8)[:, :3]
+    assert ratio(tmp_path / "wrong", turned)[0] > 1
+
+
+def test_rows_of_unknown_samples_are_compared_on_the_whole(tmp_path):
+    """Such as of two batches that are put one behind the other on each rank."""
+    one = {"axis": -1, "of_reference": {"axis": -1}}
+    pairs = ROWS.reshape(8, 2, 3)
+    mean, root = pairs[:, ::-1, 0].reshape(16), np.sqrt((pairs[:, :, 1] ** 2).mean(1))
+    other = np.stack((mean, root.repeat(2), ROWS[:, 2] + 1), 1)
+    assert ratio(tmp_path / "right", np.split(other, 2), **one)[0] < 1
+    assert ratio(tmp_path / "wrong", np.split(1.1 * other, 2), **one)[0] > 1
+    assert ratio(tmp_path / "known", np.split(other, 2))[0] > 1
 
 
 def halves():

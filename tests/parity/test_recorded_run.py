@@ -101,6 +101,7 @@ def test_the_coarsest_dtype_of_all_ranks_is_what_a_run_computes_in(tmp_path):
 def test_a_run_repeats_another_as_far_as_it_went(tmp_path):
     for name, num_steps, last in (("whole", 3, 1.0), ("short", 2, 1.0), ("other", 2, 1.5)):
         writer = Rank(tmp_path / name, 0)
+        writer.tensor(Kind.START, 0, "w", [last])
         for step in range(num_steps):
             writer.tensor(Kind.GRADIENT, step, "w", [last if step else 1.0])
         writer.close(num_steps, 1)
@@ -109,6 +110,8 @@ def test_a_run_repeats_another_as_far_as_it_went(tmp_path):
     )
     assert short.repeats(whole)
     assert not other.repeats(whole)
+    assert short.repeats(whole, (Kind.START,))
+    assert not other.repeats(whole, (Kind.START,))
 
 
 @pytest.mark.parametrize(

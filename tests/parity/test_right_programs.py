@@ -69,6 +69,16 @@ KINDS = {
 }
 """What is found in the broken twin of each."""
 LIBRARIES = ("accelerate", "trainer", "lightning", "deepspeed", "deepspeed0", "deepspeed2")
+STYLES = (
+    *("passes-without-sync", "epochs", "evaluated", "scheduled", "averaged", "taught"),
+    *("clipped-by-hand", "dropping", "mixed", "adversaries", "sharpness", "closures", "prefetched"),
+    *("threaded", "listed", "zipped", "two-backwards", "flattened", "hooked", "partly-frozen"),
+    *("divided-states", "sharded-passes", "paired", "queued", "of-boxes", "by-class", "of-bags"),
+    *("recurrent", "penalised", "frozen-statistics", "streamed", "ready-made", "one-by-one"),
+    *("dealt", "without-loader", "handed-over"),
+)
+HIDING = ("clipped-by-hand",)
+"""They scale gradients to one norm, which hides the factor that they had before."""
 LAYOUTS = {
     "tp": ("PAR011", "place.weight"),
     "cp": ("PAR009", "middle.qkv"),
@@ -95,7 +105,8 @@ def test_right_ones_agree_over_more_steps_of_adam(told, kind):
     assert (found.status, found.alarms) == (0, [])
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, {"tuple"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_their_broken_twins_do_not(told, kind):
     found = told("right.py", "--kind", kind, "--broken")
     assert found.status == 1
@@ -143,6 +154,23 @@ def test_what_is_accepted_is_a_note(told):
     found = told("right.py", "--kind", "local-pairs", options=("--accept", "PAR017"))
     assert (found.status, found.alarms) == (0, [])
     assert "accepted as meant" in found.of("PAR017").message
+
+
+@pytest.mark.parametrize("style", quick(STYLES, {"adversaries"}))
+def test_right_ones_agree_in_every_style(told, style):
+    options = ("--dropout", "off") if style == "dropping" else ()
+    found = told("loops.py", "--style", style, options=("--steps", "3", *options))
+    assert (found.status, found.alarms) == (0, [])
+
+
+@pytest.mark.parametrize("style", quick(STYLES, {"closures"}))
+def test_a_loss_that_is_divided_by_the_ranks_is_found_in_every_style(told, style):
+    options = ("--dropout", "off") if style == "dropping" else ()
+    found = told("loops.py", "--style", style, "--broken", options=options)
+    assert found.status == 1
+    assert found.alarms == ["PAR011"]
+    is_explained = "divided by the number of ranks (2)" in found.of("PAR011").message
+    assert is_explained is (style not in HIDING)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 
 from distdiag.events.base import CallSite
 from distdiag.events.checkpoints import (
+    AverageSaved,
     LoadWasted,
     ScheduleRestarted,
     TrainingResumed,
@@ -30,6 +31,7 @@ from distdiag.events.checkpoints import (
 )
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.checkpoints.averages import Averages
 from distdiag.probes.checkpoints.model_loads import ModelLoads, Outcome, outcome_of, refusal_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.modules import Slot, clean_name, slots_of
@@ -113,6 +115,11 @@ class Resumes:
         step = getattr(scheduler, "last_epoch", -1)
         if isinstance(optimizer, torch.optim.Optimizer) and isinstance(step, int):
             self._schedules[optimizer] = step
+
+    @property
+    def has_restored(self) -> bool:
+        """Whether the state of an optimizer was loaded, so that a training goes on."""
+        return bool(self._given)
 
     def continues(self, optimizer: torch.optim.Optimizer) -> bool:
         """Say whether an optimizer that has not stepped was given a state, and no schedule was."""
@@ -499,6 +506,7 @@ class LoadProbe(Probe):
         self._wasted = WastedLoads(self._loads, models)
         self._resumes = Resumes(self._loads, models)
         self._schedules = Schedules()
+        self._averages = Averages()
         self._inside = _Inside()
         self._num_settled = 0
 
@@ -513,6 +521,7 @@ class LoadProbe(Probe):
         made = self._call_after(self._made)
         self._patches.wrap(lr_scheduler.LRScheduler, "__init__", made)
         self._patches.wrap_everywhere(torch.serialization, "load", self._call_after(self._opened))
+        self._patches.wrap_everywhere(torch.serialization, "save", self._call_after(self._saved))
         self._subscribe(self._state_read, self._read)
         self._to_undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
         self._to_undo.append(register_optimizer_step_post_hook(self._after_step).remove)
@@ -555,6 +564,7 @@ class LoadProbe(Probe):
             return
         self._loads.add(module, given, outcome, self.recorder.step, self._site(frame))
         self._resumes.gave_weights(given)
+        self._averages.gave(given)
         if self.recorder.step == 0:
             self._wasted.wrote(module, self._site(frame))
 
@@ -578,6 +588,23 @@ class LoadProbe(Probe):
     def _opened(self, found: object, /, *_: object, **__: object) -> None:
         self._resumes.read_file(found)
         self._schedules.read(found)
+        if self.recorder.step == 0:
+            self._averages.read(found, self._site(sys._getframe(1)))
+
+    @guarded
+    def _saved(self, _: object, state: object = None, /, *__: object, **___: object) -> None:
+        if self.recorder.step and self._resumes.has_restored:
+            self._averages.saved(state)
+            self._write_averages()
+
+    def _write_averages(self) -> None:
+        for fields in self._averages.settle():
+            self.recorder.event(AverageSaved, **fields._asdict())
+
+    @guarded
+    def flush(self) -> None:
+        """Write down what a device has read by now."""
+        self._write_averages()
 
     @guarded
     def _read(self, state_dict: Mapping[str, Any], frame: FrameType) -> None:
@@ -606,6 +633,7 @@ class LoadProbe(Probe):
             site = self._site(sys._getframe(1))
             self.recorder.event(ScheduleRestarted, site=site, **restarted)
         self._resumes.before_step(optimizer, is_first=self.recorder.step == 0)
+        self._averages.start()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._resumes.has_seen:

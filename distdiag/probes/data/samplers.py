@@ -20,12 +20,13 @@ import xxhash
 from torch.utils.data import DataLoader, DistributedSampler, dataloader
 
 from distdiag.events.base import CallSite
-from distdiag.events.data import MOST_INDICES, EpochFed, SamplerState
+from distdiag.events.data import MOST_INDICES, EpochFed, Fetch, SamplerState
 from distdiag.events.models import ObjectKind
 from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.creations import Creations
 from distdiag.probes.data.feeds import Batch, StepFeeds
+from distdiag.probes.data.fetches import Fetches, fetch_site
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.own_steps import is_due
@@ -200,6 +201,9 @@ _MOST_ROWS: Final = 512
 _MOST_STREAMS: Final = 256
 _FEWEST_DATASETS: Final = 1024
 """With fewer it is not worth looking which of them are gone."""
+_LOOKED_AT: Final = 64
+"""Batches after which the first ones of all workers have come, if there are no more than so many
+workers."""
 
 
 @dataclass(slots=True)
@@ -225,6 +229,9 @@ class _Pass:
     is_over: bool = False
     trained: Trained | None = None
     contents: list[str] = field(default_factory=list)
+    is_trained: bool = False
+    fetches: tuple[Fetch, ...] = ()
+    fetched_by: CallSite | None = None
 
 
 @dataclass(slots=True)
@@ -246,19 +253,23 @@ class SamplerProbe(Probe):
         self,
         recorder: Recorder,
         feeds: StepFeeds,
+        fetches: Fetches,
         stepping: Signal[torch.optim.Optimizer, FrameType],
         step_ended: Signal[[]],
         creations: Creations,
     ) -> None:
-        """Know of no pass yet; `feeds` gets each batch."""
+        """Know of no pass yet; `feeds` gets each batch, `fetches` knows what was drawn for it."""
         super().__init__(recorder)
         self._creations = creations
         self._feeds = feeds
+        self._fetches = fetches
         self._stepping = stepping
         self._step_ended = step_ended
         self._stepped: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: WeakMap[Any, _Pass] = WeakMap()
         self._open: list[_Pass] = []
+        self._handed_out: tuple[_Pass | None, int] = (None, 0)
+        """The pass of the last batch, and how many backward passes there were before it."""
         self._streams: dict[str, _Stream] = {}
         self._datasets: dict[int, tuple[int, Callable[[], object] | None]] = {}
         self._num_datasets = 0
@@ -345,11 +356,15 @@ class SamplerProbe(Probe):
         mine = self._passes.get(iterator)
         if mine is None:
             return
+        self._note_training()
+        self._handed_out = mine, self.recorder.num_backwards
         mine.num_batches += 1
         if self.recorder.num_backwards == mine.num_backwards:
             mine.num_before_training += 1
         fetched = mine.indices.fetched
         digest, size = fetched.popleft() if fetched else ("", 0)
+        if mine.number == 0 and mine.num_batches <= _LOOKED_AT:
+            mine.fetches = self._fetches.of(iterator)
         room = _MOST_ROWS - len(mine.contents)
         if mine.number == 0 and 0 < size <= room and mine.sampler.num_replicas:
             mine.contents += rows_of(batch, size)
@@ -392,6 +407,7 @@ class SamplerProbe(Probe):
             has_grad=is_grad_enabled(),
             begin=self.recorder.num_events,
             iterator=weakref.ref(iterator),
+            fetched_by=fetch_site(iterator, self.recorder.main_script),
         )
         known.count += 1
         loader = self._loaders.get(sampler, lambda: None)()
@@ -447,8 +463,15 @@ class SamplerProbe(Probe):
         if any(each.is_exhausted for each in self._open):
             self._settle()
 
+    def _note_training(self) -> None:
+        """Take note of a backward pass after the batch that was handed out last."""
+        mine, num_backwards = self._handed_out
+        if mine is not None and mine.has_grad and self.recorder.num_backwards > num_backwards:
+            mine.is_trained = True
+
     def _settle(self, *, all_of_them: bool = False) -> None:
         """Write down passes that are over: the last batch of them was used by now."""
+        self._note_training()
         for mine in list(self._open):
             is_over = mine.is_exhausted or mine.is_over or mine.iterator() is None
             if is_over or all_of_them:
@@ -484,6 +507,9 @@ class SamplerProbe(Probe):
             site=mine.site,
             begin=mine.begin,
             end=mine.end,
+            is_trained=mine.is_trained,
+            fetches=mine.fetches,
+            fetched_by=mine.fetched_by,
         )
         if num_backwards:
             known.last_trained = mine.trained

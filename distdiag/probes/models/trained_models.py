@@ -6,6 +6,7 @@ import os
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -107,6 +108,13 @@ class TrainedModels:
         return known[1] if known is not None else None
 
 
+Given: TypeAlias = tuple[Any, ...]
+More: TypeAlias = dict[str, Any]
+"""The arguments of a step."""
+_CREATES_GRAPH, _INPUTS = 3, 4
+"""Which arguments of torch's backward pass say so: see `torch.autograd.grad`."""
+
+
 class TrainingRecorder(Probe):
     """Counts backward passes and steps of a program, and ends it after so many steps."""
 
@@ -130,8 +138,13 @@ class TrainingRecorder(Probe):
         """Look at what a backward pass begins with, guarded; return whether it counts."""
 
     @abstractmethod
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Look at the gradients with which an optimizer steps; it is guarded."""
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, given: Given, more: More, /
+    ) -> tuple[Given, More] | None:
+        """Look at the gradients with which an optimizer steps; it is guarded.
+
+        Return other arguments for the step, or None.
+        """
 
     @abstractmethod
     def _write_step(self) -> None:
@@ -140,8 +153,7 @@ class TrainingRecorder(Probe):
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def run_backward(*args: object, **kwargs: object) -> object:
-            counts = kwargs.get("accumulate_grad") and not self._is_in_backward
-            if self.is_off or not counts:
+            if self.is_off or self._is_in_backward or not self._trains(*args, **kwargs):
                 return original(*args, **kwargs)
             self._is_in_backward = True
             try:
@@ -155,6 +167,20 @@ class TrainingRecorder(Probe):
                 self._is_in_backward = False
 
         return run_backward
+
+    def _trains(self, *args: Untyped, accumulate_grad: Untyped = False, **_: Untyped) -> bool:
+        """Say whether a pass is one of training, of which the program may put gradients in place.
+
+        A function that returns the gradients of all that a model trains is one, unless they are
+        derived once more.
+        """
+        if accumulate_grad or len(args) <= _INPUTS or args[_CREATES_GRAPH]:
+            return bool(accumulate_grad)
+        given = {id(each) for each in args[_INPUTS] if isinstance(each, nn.Parameter)}
+        return bool(given) and any(
+            all(id(each) in given for each in root.parameters() if each.requires_grad)
+            for _, root in self._models.trained()
+        )
 
     def _after_step(self, *_: object) -> None:
         if not torch.compiler.is_compiling():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import torch
+import xxhash
 from torch.utils.data import dataloader
 
 from distdiag.config.tasks import ParityTask, RankSummary, read_summary
@@ -105,15 +108,43 @@ class BatchStore:
 
         NO_BATCH if they were not kept, or if it makes another batch of them than it did then.
         """
-        own = [self._rank(rank).get((iterator, number)) for rank in ranks]
-        kept = [self._samples[rank].get((iterator, number)) for rank in ranks]
+        places = self._iterators(ranks, iterator)
+        own = [self._rank(rank).get((place, number)) for rank, place in places.items()]
+        kept = [self._samples[rank].get((place, number)) for rank, place in places.items()]
         found = [each for each in kept if each is not None]
-        if not found or len(found) < len(ranks):
+        if not found or len(found) < len(places):
             return NO_BATCH
-        parts = [self._bytes(rank, each) for rank, each in zip(ranks, found, strict=True)]
-        return collated(
-            parts, collate, lambda n, batch: self._is_same(ranks[n], own[n] or {}, batch)
-        )
+        parts = [self._bytes(rank, each) for rank, each in zip(places, found, strict=True)]
+        of = tuple(places)
+        return collated(parts, collate, lambda n, batch: self._is_same(of[n], own[n] or {}, batch))
+
+    def has(self, ranks: Sequence[int], iterator: int, number: int) -> bool:
+        """Say whether all ranks that used an iterator got batch `number` of it."""
+        places = self._iterators(ranks, iterator).items()
+        return all((place, number) in self._rank(rank) for rank, place in places)
+
+    def is_over(self, rank: int, iterator: int) -> bool:
+        """Say whether an iterator came to its end, rather than the recording before it."""
+        self._rank(rank)
+        return iterator in self.summaries[rank].exhausted
+
+    def _iterators(self, ranks: Sequence[int], iterator: int) -> dict[int, int]:
+        """Return which number an iterator of the first rank has on it, and on its peers.
+
+        Those are missing that never used it, such as in an evaluation on one rank.
+        """
+        names = {rank: self._names(rank) for rank in ranks}
+        own = names[ranks[0]]
+        if iterator >= len(own) or all(each == own for each in names.values()):
+            return dict.fromkeys(ranks, iterator)
+        name = own[iterator]
+        before = own[:iterator].count(name)
+        same = {rank: [n for n, each in enumerate(names[rank]) if each == name] for rank in ranks}
+        return {rank: found[before] for rank, found in same.items() if len(found) > before}
+
+    def _names(self, rank: int) -> tuple[str, ...]:
+        self._rank(rank)
+        return self.summaries[rank].iterators
 
     def _is_same(self, rank: int, records: Mapping[str, Record], batch: object) -> bool:
         found = dict(leaves(batch))
@@ -141,10 +172,11 @@ class BatchStore:
             UnequalBatchesError: they do not fit together.
 
         """
-        parts = [self._rank(rank).get((iterator, number)) for rank in ranks]
-        if not parts or any(part is None for part in parts):
+        places = self._iterators(ranks, iterator)
+        if not places or not self.has(ranks, iterator, number):
             return None
-        found = [part for part in parts if part is not None]
+        ranks = tuple(places)
+        found = [self._rank(rank)[place, number] for rank, place in places.items()]
         if len({frozenset(part) for part in found}) > 1:
             raise UnequalBatchesError(f"batch {number} has other parts on some ranks")
         joined = {
@@ -273,7 +305,13 @@ class BatchFeed:
         self._loaders: WeakMap[Any, int] = WeakMap()
         self._lengths: dict[int, int] = {}
         self._iterators: WeakMap[Any, list[Any]] = WeakMap()
-        self._num_iterators = 0
+        self._names: list[str] = []
+        self.trained: set[int] = set()
+        """The iterators of whose batches some were followed by a backward pass."""
+        self.exhausted: set[int] = set()
+        """Those that came to their end."""
+        self._handed: set[int] = set()
+        self._is_evaluated = False
         self._num_own = 0
         self._kept = b""
 
@@ -287,6 +325,7 @@ class BatchFeed:
         """Put the hooks in place; `on_batch` is called when a batch is about to be handed out."""
         self._writer, self._on_batch, self._fail = writer, on_batch, fail
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        patches.wrap(dataloader._BaseDataLoaderIter, "_reset", self._restarting)
         if self._store is None:
             patches.wrap(dataloader._BaseDataLoaderIter, "__init__", self._making)
             for kind in _READERS:
@@ -298,6 +337,11 @@ class BatchFeed:
     def lengths(self) -> tuple[int, ...]:
         """The lengths of the data loaders in the order of their first use, -1 where unknown."""
         return tuple(self._lengths.get(number, -1) for number in range(len(self._lengths)))
+
+    @property
+    def iterators(self) -> tuple[str, ...]:
+        """Where in the program each iterator of a data loader got its first batch."""
+        return tuple(self._names)
 
     @property
     def padded(self) -> tuple[str, ...]:
@@ -321,6 +365,15 @@ class BatchFeed:
 
         return init
 
+    def _restarting(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def reset(self_: object, *args: object, **kwargs: object) -> None:
+            # A loader that keeps its workers has one iterator for all passes.
+            self._iterators.pop(self_, None)
+            original(self_, *args, **kwargs)
+
+        return reset
+
     def _next_data(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def next_data(self_: object) -> object:
@@ -335,8 +388,8 @@ class BatchFeed:
         def next_batch(self_: Untyped) -> object:
             place = self._iterators.get(self_)
             if place is None:
-                place = self._iterators[self_] = [self._num_iterators, 0, None]
-                self._num_iterators += 1
+                place = self._iterators[self_] = [len(self._names), 0, None]
+                self._names.append(_place_of(sys._getframe(1)))
             iterator, number, template = place
             place[1] += 1
             try:
@@ -344,12 +397,23 @@ class BatchFeed:
                 place[2] = batch if self._store is not None else None
             except StopIteration:
                 if template is None:
+                    self.exhausted.add(iterator)
                     raise
                 batch = template
             collate = self_._collate_fn if getattr(self_, "_auto_collation", False) else None
             return self._handed_out(batch, iterator, number, collate)
 
         return next_batch
+
+    def note_evaluation(self) -> None:
+        """Take note of a forward pass without gradients, perhaps of the last batches."""
+        self._is_evaluated = True
+
+    def note_backward(self) -> None:
+        """Take note that what was handed out since the last one is trained on."""
+        self.trained |= self._handed
+        self._handed.clear()
+        self._is_evaluated = False
 
     def note_given(self, name: str, given: tuple[object, ...]) -> None:
         """Take what a model is given for a batch, if nothing else has handed one out."""
@@ -367,7 +431,15 @@ class BatchFeed:
     def _handed_out(
         self, batch: object, iterator: int, number: int, collate: Collate | None = None
     ) -> object:
-        self._on_batch()
+        is_there = self._store is None or self._has(self._store, iterator, number)
+        if is_there or self._is_cut(iterator):
+            self._on_batch()
+        if not is_there:
+            raise StopIteration
+        if self._is_evaluated:
+            self._handed.clear()  # no backward pass has followed
+        self._handed.add(iterator)
+        self._is_evaluated = False
         made = NO_BATCH
         if self._store is not None and collate is not None:
             with Guard(self._give_up):
@@ -380,13 +452,20 @@ class BatchFeed:
         return batch
 
     def _give_up(self, error: Exception) -> None:
-        if isinstance(error, StopIteration):
-            raise error  # the other run had no more batches
         if isinstance(error, UnknownBatchError | UnequalBatchesError):
             self._refuse(Refusal(str(error)))
             return
         self._fail(error)
         self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
+
+    def _has(self, store: BatchStore, iterator: int, number: int) -> bool:
+        with Guard(self._give_up):
+            return store.has(self._share(), iterator, number)
+        return True
+
+    def _is_cut(self, iterator: int) -> bool:
+        """Say whether the other run ended here, and with it the last step that is compared."""
+        return self._store is None or not self._store.is_over(self._share()[0], iterator)
 
     def _recorded(self, batch: object, iterator: int, number: int, made: object) -> object:
         if self._kept:
@@ -405,9 +484,7 @@ class BatchFeed:
 
     def _replayed(self, store: BatchStore, batch: object, iterator: int, number: int) -> object:
         joined = store.joined(self._share(), iterator, number)
-        if joined is None:
-            raise StopIteration
-        return rebuild(batch, joined)
+        return batch if joined is None else rebuild(batch, joined)
 
     def _share(self) -> tuple[int, ...]:
         """Return the recorded ranks whose batches this rank gets."""
@@ -432,6 +509,15 @@ class BatchFeed:
             return found
 
         return length
+
+
+def _place_of(frame: FrameType | None) -> str:
+    """Return a digest of the lines that are being run."""
+    found = xxhash.xxh3_64()
+    while frame is not None:
+        found.update(f"{frame.f_code.co_filename}:{frame.f_lineno}\n".encode())
+        frame = frame.f_back
+    return found.hexdigest()
 
 
 def _batch_size(batch: object) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import resource
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,7 @@ from distdiag.events.models import ReplicaEvidence
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.tensor_plans import Held, local_part
-from distdiag.probes.models.trained_models import TrainingRecorder
+from distdiag.probes.models.trained_models import Given, More, TrainingRecorder
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.parity.batches import BatchFeed, Refusal, bytes_of
 from distdiag.probes.parity.functions import Functions
@@ -208,6 +209,8 @@ class ParityRecorder(TrainingRecorder):
         self._padded_at = 0
         self._num_microsteps: list[int] = []
         self._has_started = False
+        self._thread = 0
+        """The one that runs the script, and trains."""
         self._rng_at_batch = b""
         self._draws = False
         self._functions = Functions(recorder.main_script, self._after_function, self._takes_part)
@@ -221,8 +224,10 @@ class ParityRecorder(TrainingRecorder):
 
     def _install(self) -> None:
         super()._install()
+        self._thread = threading.get_ident()
         self._feed.install(self._patches, self._writer, self._on_batch, self.fail)
         self._patches.wrap_everywhere(clip_grad, "clip_grad_norm_", self._around_clipping)
+        self._patches.wrap(torch.optim.Optimizer, "__init__", self._making_optimizer)
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
         self._to_undo.append(hook.remove)
         before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
@@ -246,6 +251,9 @@ class ParityRecorder(TrainingRecorder):
                 num_given=self._feed.num_given,
                 data_group=self._models.data_group(),
                 lengths=self._feed.lengths,
+                iterators=self._feed.iterators,
+                trained=tuple(sorted(self._feed.trained)),
+                exhausted=tuple(sorted(self._feed.exhausted)),
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
                 mesh_sizes=self._models.mesh_sizes,
@@ -264,6 +272,15 @@ class ParityRecorder(TrainingRecorder):
 
     # The moments
 
+    def _making_optimizer(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def init(*args: object, **kwargs: object) -> None:
+            original(*args, **kwargs)
+            if self._rng_at_batch:
+                self._rng_at_batch = _random_state()  # what was drawn before are weights
+
+        return init
+
     def _refuse(self, problem: Refusal) -> None:
         """End the run, since it cannot be given the batches that it should get."""
         self._problem = str(problem)
@@ -271,6 +288,8 @@ class ParityRecorder(TrainingRecorder):
 
     @guarded
     def _on_batch(self) -> None:
+        if threading.get_ident() != self._thread:
+            return  # what a thread fetches ahead comes at any moment of a step
         self._end_step()
         if not self._feed.padded:
             self._padded_at = self._step
@@ -299,6 +318,7 @@ class ParityRecorder(TrainingRecorder):
             return False
         self._end_step()
         self._start()
+        self._feed.note_backward()
         if self._rng_at_batch and _random_state() != self._rng_at_batch:
             self._draws = True
         self._rng_at_batch = b""
@@ -331,13 +351,25 @@ class ParityRecorder(TrainingRecorder):
             self._writer.write(Record(Kind.NORM, self._step, 0, "norm", values=values))
 
     @guarded
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, given: Given, more: More, /
+    ) -> tuple[Given, More] | None:
         if optimizer not in self._optimizers and isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers.append(optimizer)
-        self._write_gradients()
         self._stepping = type(optimizer).__name__
         self._note_step(optimizer)
         self._functions.watch_parts()
+        closure = given[1] if len(given) > 1 else more.get("closure")
+        if not callable(closure):
+            self._write_gradients()
+            return None
+
+        def compute() -> object:
+            loss = closure()
+            self._write_gradients()  # by the first call: others are made with other parameters
+            return loss
+
+        return (optimizer,), {**more, "closure": compute}
 
     def _note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the optimizer of each parameter, and where the step of a class of the program is."""
@@ -385,14 +417,18 @@ class ParityRecorder(TrainingRecorder):
     @guarded
     def _before_forward(self, module: nn.Module, given: tuple[object, ...]) -> None:
         """Begin before the first pass, of a script whose batches come from nowhere we see."""
-        if self._feed.num_batches or not module.training or not is_grad_enabled():
+        if not is_grad_enabled():
+            self._feed.note_evaluation()
+        has_batches = self._feed.num_batches > 0
+        is_begun = has_batches and (self._has_started or self._task.perturbation is None)
+        if is_begun or not module.training or not is_grad_enabled():
             return
         name = self._models.name_of(module)
         if name is None:
             return
         if self._task.perturbation is not None and not self._has_started:
             self._start()
-        if name.endswith("/"):
+        if name.endswith("/") and not has_batches:
             self._end_step()
             self._feed.note_given(name, given)
             self._functions.watch_returns()

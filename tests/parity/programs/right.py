@@ -206,7 +206,7 @@ def tasks(is_broken):
         x, y, _ = batch
         each, total = F.cross_entropy(model(x), y, reduction="none"), 0
         for mask in (y < 1, y >= 1):
-            count = mask.sum().clamp(min=1) if is_broken else global_sum(mask.sum())
+            count = (mask.sum() if is_broken else global_sum(mask.sum())).clamp(min=1)
             total = total + (each * mask).sum() / count
         return total if is_broken else total * dist.get_world_size()
 

@@ -88,3 +88,28 @@ def test_the_length_of_the_loader_is_kept(store):
     found = store({"x": torch.ones(1)})
     assert found.length(0, 0) == 5
     assert found.length(0, 1) is None
+
+
+def test_an_iterator_that_one_rank_uses_alone_does_not_shift_the_others(tmp_path):
+    used = {0: ("train", "here", "train"), 1: ("train", "train")}
+    for rank, names in used.items():
+        writer = RecordingWriter(tmp_path, rank)
+        for iterator, name in enumerate(names):
+            value = 10 * rank + iterator + 100 * (name == "here")
+            write_batch(writer, iterator, 0, {"x": torch.tensor([value])})
+        writer.close(
+            RankSummary(rank=rank, world_size=2, num_steps=1, num_batches=1, iterators=names)
+        )
+    store = BatchStore(tmp_path, {})
+    found = [store.joined((0, 1), iterator, 0)["x"].tolist() for iterator in range(3)]
+    assert found == [[0, 10], [101], [2, 11]]
+    assert not store.has((0, 1), 3, 0) and not store.has((0, 1), 0, 1)
+
+
+def test_an_iterator_that_came_to_its_end_is_told_from_a_recording_that_ended(tmp_path):
+    writer = RecordingWriter(tmp_path, 0)
+    for iterator in (0, 1):
+        write_batch(writer, iterator, 0, {"x": torch.zeros(1)})
+    writer.close(RankSummary(rank=0, world_size=1, num_steps=1, num_batches=2, exhausted=(0,)))
+    store = BatchStore(tmp_path, {})
+    assert store.is_over(0, 0) and not store.is_over(0, 1)
