@@ -40,7 +40,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def start(folder: str, before_sync: Signal[[]] | None = None) -> FileProbe:
+def start(folder: str, before_sync: Signal[[bool]] | None = None) -> FileProbe:
     """Install the probe, writing into a folder."""
     Path(folder, "events").mkdir()
     page = StatusPage(Path(folder, "events", "rank-0.status"))
@@ -191,7 +191,7 @@ def bench_script(rounds: int) -> None:
 def bench_collective(rounds: int) -> None:
     """Time what stands before a collective's record when nothing, or one log, is open."""
     with tempfile.TemporaryDirectory() as folder:
-        before_sync: Signal[[]] = Signal()
+        before_sync: Signal[[bool]] = Signal()
         probe = start(folder, before_sync)
         numbers = []
         with open(f"{folder}/train.log", "a", encoding="utf-8"):
@@ -199,7 +199,7 @@ def bench_collective(rounds: int) -> None:
                 started = time.thread_time()
                 for _ in range(1000):
                     if before_sync.subscribers:
-                        before_sync.emit()
+                        before_sync.emit(True)
                 numbers.append((time.thread_time() - started) * 1e3)
         probe.uninstall()
     say(f"collective, one log open: added {statistics.median(numbers):.2f} µs")

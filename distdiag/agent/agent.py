@@ -360,7 +360,7 @@ def _open_records(
     run_dir: RunDir,
     rank: int,
     main_script: str | None,
-    before_sync: Signal[[]],
+    before_sync: Signal[[bool]],
     *,
     kept_segments: int,
 ) -> tuple[StatusPage, Recorder]:

@@ -16,6 +16,10 @@ UNNUMBERED: Final = 1 << 62
 WITHOUT_PROCESSES: Final = ("fake", "threaded")
 """Backends of torch in whose groups no process stands behind a rank."""
 
+_BLOCKING_EVERYWHERE: Final = frozenset({"barrier", "monitored_barrier"})
+_ON_STREAMS: Final = ("nccl", "rccl", "xccl", "hccl", "cncl", "mccl", "eccl", "ucc")
+"""Backends whose collectives order the device's streams and not the host."""
+
 
 class ProcessGroup(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     """A process group as one rank knows it.
@@ -34,6 +38,13 @@ class ProcessGroup(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     def label(self) -> str:
         """The group's description if it has one, else its name."""
         return group_label(self.name, self.desc)
+
+
+def blocks_host(group: ProcessGroup, op: str) -> bool:
+    """Whether waiting for such a call keeps the Python thread until it is over."""
+    if op in _BLOCKING_EVERYWHERE or "gloo" in group.backend:
+        return True
+    return not any(name in group.backend for name in _ON_STREAMS)
 
 
 def group_label(name: str, desc: str) -> str:

@@ -80,7 +80,7 @@ class Recorder:
         page: StatusPage,
         *,
         main_script: str | None = None,
-        before_sync: Signal[[]] | None = None,
+        before_sync: Signal[[bool]] | None = None,
         kept_segments: int = KEPT_SEGMENTS,
     ) -> None:
         """Create the event file; `before_sync` gets events that order what ranks do.
@@ -166,14 +166,15 @@ class Recorder:
         is_async: bool,
         thread: str | None,
         api: str | None,
+        by_host: bool = True,
     ) -> int:
         """Write down a collective that is about to be issued; return its event number.
 
         `group`, `signature` and `site` are numbers of definitions; `thread` is None in the main
-        thread.
+        thread. `by_host` says that the host waits for it, not a stream of the device.
         """
         for tell in self._before_sync.subscribers:
-            tell()
+            tell(by_host)
         seq = next(self._seqs)
         self.num_events = seq + 1
         now_ns, step = monotonic_ns(), self.step
@@ -205,7 +206,7 @@ class Recorder:
     def state(self, call: int, name: str) -> None:
         """Write down that the call with this event number went on."""
         for tell in self._before_sync.subscribers:
-            tell()
+            tell(True)
         seq = next(self._seqs)
         self.num_events = seq + 1
         state = _STATE_NUMBERS[name]
@@ -227,7 +228,7 @@ class Recorder:
     def event(self, kind: type[Event], **fields: object) -> int:
         """Write down one of the rarer events; return its event number."""
         if self._before_sync.subscribers and kind in _SYNCS:
-            self._before_sync.emit()
+            self._before_sync.emit(True)
         seq = next(self._seqs)
         self.num_events = seq + 1
         fields.setdefault("step", self.step)

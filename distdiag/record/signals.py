@@ -89,8 +89,9 @@ class Signals:
         """Make an object of those signals that its class has fields for."""
         return kind(**{name: getattr(self, name) for name in get_annotations(kind)})
 
-    before_sync: Signal[[]] = field(default_factory=Signal)
-    """An event is about to be written that orders what this rank did for others, or they for it."""
+    before_sync: Signal[[bool]] = field(default_factory=Signal)
+    """An event is about to be written that orders what this rank did for others, or they for it:
+    what its host did, or (False) what runs on the device after all that this has waited for."""
 
     file_access: Signal[[]] = field(default_factory=Signal)
     """An access to a file is about to be written down."""

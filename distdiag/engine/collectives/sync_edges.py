@@ -3,7 +3,7 @@
 from typing import Final
 
 from distdiag.events.base import CallSite
-from distdiag.events.collectives import Collective, GroupCreated, ProcessGroup
+from distdiag.events.collectives import Collective, GroupCreated
 
 Senders = tuple[int, ...] | None
 """The ranks that a call waits for; None: all members."""
@@ -12,9 +12,6 @@ NOBODY: Final = ()
 
 _FROM_ROOT: Final = frozenset({"broadcast", "scatter"})
 _TO_ROOT: Final = frozenset({"reduce", "gather", "gather_into_tensor"})
-_BLOCKING_EVERYWHERE: Final = frozenset({"barrier", "monitored_barrier"})
-_ON_STREAMS: Final = ("nccl", "rccl", "xccl", "hccl", "cncl", "mccl", "eccl", "ucc")
-"""Backends whose collectives order the device's streams and not the host."""
 _FUNCTIONAL: Final = "torch/distributed/_functional_collectives.py"
 
 RECORDS_OF_ORDER: Final = frozenset(
@@ -45,13 +42,6 @@ def senders_of(call: Collective) -> Senders:
         # Whoever sends nothing need not have come.
         return tuple(rank for rank, rows in ranks if rows and rank != call.rank)
     return None
-
-
-def blocks_host(group: ProcessGroup, op: str) -> bool:
-    """Whether waiting for such a call keeps the Python thread until it is over."""
-    if op in _BLOCKING_EVERYWHERE or "gloo" in group.backend:
-        return True
-    return not any(name in group.backend for name in _ON_STREAMS)
 
 
 def is_waited_unseen(call: Collective) -> bool:

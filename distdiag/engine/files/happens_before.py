@@ -14,7 +14,6 @@ from distdiag.engine.collectives.sync_edges import (
     NOBODY,
     RECORDS_OF_ORDER,
     Senders,
-    blocks_host,
     creates_in_step,
     is_waited_unseen,
     senders_of,
@@ -32,7 +31,7 @@ from distdiag.engine.files.order import (
     StoreEdges,
 )
 from distdiag.events.base import Event
-from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.collectives import Collective, CollectiveState, GroupCreated, blocks_host
 from distdiag.events.files import FileAccess, FileAction, FileClosed, HostSynced, StoreCall
 from distdiag.events.lifecycle import (
     EventsLost,

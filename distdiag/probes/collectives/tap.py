@@ -11,7 +11,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from distdiag.events.base import CallSite
-from distdiag.events.collectives import ProcessGroup, Signature
+from distdiag.events.collectives import ProcessGroup, Signature, blocks_host
 from distdiag.events.errors import CollectiveMismatchError
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import find_site
@@ -55,7 +55,7 @@ class Group:
     the user's `destroy_process_group` takes effect.
     """
 
-    __slots__ = ("handle", "next_seq_id", "value")
+    __slots__ = ("handle", "hosts", "next_seq_id", "value")
 
     def __init__(
         self, value: ProcessGroup, handle: weakref.ref[Any], counter: Iterator[int]
@@ -63,6 +63,8 @@ class Group:
         self.value = value
         self.handle = handle
         self.next_seq_id = counter.__next__
+        self.hosts: dict[str, bool] = {}
+        """By operation, whether the host waits for it."""
 
 
 _FEWEST_GROUPS: Final = 64
@@ -215,8 +217,18 @@ class Tap(Probe):
         if group_number is None:
             group_number = recorder.define_group(group, group.value)
         seq_id = -1 if is_message else group.next_seq_id()
+        by_host = group.hosts.get(key[0])
+        if by_host is None:
+            by_host = group.hosts[key[0]] = blocks_host(group.value, key[0])
         call = recorder.call(
-            group_number, seq_id, signature, site.number, is_async, context.name, site.api
+            group_number,
+            seq_id,
+            signature,
+            site.number,
+            is_async,
+            context.name,
+            site.api,
+            by_host=by_host,
         )
         for tell in self._recorded.subscribers:
             tell(call, key[0])

@@ -13,6 +13,7 @@ import torch
 
 from distdiag.events.files import HostSynced
 from distdiag.probes.base import Probe
+from distdiag.record.guard import attempt
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -27,11 +28,12 @@ class HostWaits(Probe):
         recorder: Recorder,
         waited: Signal[[]],
         file_access: Signal[[]],
-        before_sync: Signal[[]],
+        before_sync: Signal[[bool]],
     ) -> None:
         super().__init__(recorder)
         self._waited = waited
-        self._moments = (file_access, before_sync)
+        self._file_access = file_access
+        self._before_sync = before_sync
         self._marks: dict[tuple[int, int], Any] = {}
         """By device and stream, an event behind the last call that it waits for."""
         self._is_behind = False
@@ -42,30 +44,39 @@ class HostWaits(Probe):
         # From here on a wait for a collective on a stream is not taken for one of the host.
         self.recorder.event(HostSynced, api="start")
         self._subscribe(self._waited, self._after_wait)
-        for moment in self._moments:
-            self._subscribe(moment, self._look)
+        self._subscribe(self._file_access, self._look)
+        self._subscribe(self._before_sync, self._look_for_host)
 
     def _after_wait(self) -> None:
-        if self.is_off or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if not self.off:
+            attempt(self.fail, self._mark)
+
+    def _mark(self) -> None:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
-        with self.guard:
-            if torch.cuda.is_current_stream_capturing():
-                return  # what is recorded now runs later, and again and again
-            stream = torch.cuda.current_stream()
-            key = (stream.device_index, stream.stream_id)
-            mark = self._marks.get(key)
-            if mark is None:
-                mark = self._marks[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            mark.record(stream)
-            self._is_behind = True
+        if torch.cuda.is_current_stream_capturing():
+            return  # what is recorded now runs later, and again and again
+        stream = torch.cuda.current_stream()
+        key = (stream.device_index, stream.stream_id)
+        mark = self._marks.get(key)
+        if mark is None:
+            mark = self._marks[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        mark.record(stream)
+        self._is_behind = True
+
+    def _look_for_host(self, by_host: bool) -> None:
+        # What runs on the device comes after what that has waited for, whatever the host knows.
+        if by_host:
+            self._look()
 
     def _look(self) -> None:
         # Another thread may be recording a graph, which no question of ours may disturb.
-        if not self._is_behind or self.is_off or self.recorder.here.context.name is not None:
+        if self._is_behind and not self.is_off and self.recorder.here.context.name is None:
+            attempt(self.fail, self._ask)
+
+    def _ask(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
             return
-        with self.guard:
-            if torch.cuda.is_current_stream_capturing():
-                return
-            if all(mark.query() for mark in self._marks.values()):
-                self._is_behind = False
-                self.recorder.event(HostSynced, api="torch.cuda.Event.query")
+        if all(mark.query() for mark in self._marks.values()):
+            self._is_behind = False
+            self.recorder.event(HostSynced, api="torch.cuda.Event.query")

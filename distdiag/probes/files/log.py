@@ -155,7 +155,7 @@ class SyncWait:
 
     __slots__ = ("_before_sync", "_callback", "_unsubscribe", "is_on")
 
-    def __init__(self, before_sync: Signal[[]], callback: Callable[[], None]) -> None:
+    def __init__(self, before_sync: Signal[[bool]], callback: Callable[[bool], None]) -> None:
         """Listen to nothing yet; `callback` is called when such an event is about to be written."""
         self._before_sync = before_sync
         self._callback = callback
@@ -283,7 +283,7 @@ class FileLog:
     order it, says nothing new. An attempt that failed is not written again before it succeeds.
     """
 
-    def __init__(self, probe: Probe, before_sync: Signal[[]], begins: Signal[[]]) -> None:
+    def __init__(self, probe: Probe, before_sync: Signal[[bool]], begins: Signal[[]]) -> None:
         """Write for this probe, and switch it off at the first failure.
 
         `before_sync` says that an event comes which can order accesses, `begins` is to say that an
@@ -475,7 +475,7 @@ class FileLog:
         self._seen.clear()
         self.lookups.see_anew()
 
-    def _before_sync(self) -> None:
+    def _before_sync(self, _: bool) -> None:
         with self.guard:
             self.see_anew()
             self.open_files.settle()

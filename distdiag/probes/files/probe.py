@@ -41,7 +41,7 @@ class FileProbe(Probe):
     name: ClassVar[str] = "files"
 
     def __init__(
-        self, recorder: Recorder, before_sync: Signal[[]], file_access: Signal[[]]
+        self, recorder: Recorder, before_sync: Signal[[bool]], file_access: Signal[[]]
     ) -> None:
         """Replace nothing until `install`."""
         super().__init__(recorder)

@@ -75,7 +75,10 @@ def test_it_is_reported_before_other_ranks_are_reported_anything(
 ) -> None:
     watched.signals.work_waited.emit()
     device.is_done = True
-    watched.signals.before_sync.emit()
+    watched.signals.before_sync.emit(False)
+    assert seen(watched) == ["start"]  # what runs on the device comes after all of that anyway
+    assert not device.num_asked
+    watched.signals.before_sync.emit(True)
     assert seen(watched) == ["start", "torch.cuda.Event.query"]
 
 
