@@ -67,7 +67,9 @@ def assert_gap_is_told(report):
 def test_what_was_found_in_events_that_are_gone_stands_and_the_end_is_judged(tmp_path):
     waits = START + RACE + LATER + "rank.all_reduce(line=40, done=False)\ntime.sleep(600)\n"
     leaves = START + RACE + LATER + "rank.finish()\n"
-    with FakeJob(tmp_path / "run", [waits, leaves], keep_events=4, on_hang="abort") as job:
+    with FakeJob(
+        tmp_path / "run", [waits, leaves], keep_events=4, on_hang="abort", hang_timeout_s=3.0
+    ) as job:
         job.wait(timeout_s=90)
         for rank in job.ranks:
             rank.wait(timeout=30)

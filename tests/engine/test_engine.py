@@ -287,10 +287,15 @@ def test_ranks_of_nodes_that_nobody_observes_are_not_missed():
     assert job.engine.findings == ()
 
 
-def test_a_rank_without_an_agent_is_neither_missed_nor_held_to_stand_still():
+@pytest.mark.parametrize("is_told_late", [False, True])
+def test_a_rank_without_an_agent_is_neither_missed_nor_held_to_stand_still(is_told_late):
     job = Job(3)
     checks = [check() for check in load_checks().values()]
     job.engine = Engine(checks, RankSet(range(3)), hang_timeout_s=5.0)  # in which nobody has begun
+    if is_told_late:
+        for rank in (0, 1):
+            job.new_group(rank, (0, 1, 2))
+            job.call(rank, line=9)
     job.engine.feed(
         ProbeDisabled(rank=2, seq=-1, time_ns=job.now_ns, probe="agent", reason="no room")
     )

@@ -88,6 +88,15 @@ class GroupStream:
                 if alignment is not None:
                     yield alignment
 
+    def leave_out(self, rank: int) -> Iterator[CollectiveAlignment]:
+        """Expect nothing of a rank; yield the alignments that waited for it, as `add` does."""
+        self.ranks = RankSet(set(self.ranks) - {rank})
+        for seq_id, by_rank in sorted(self._open.items()):
+            if len(by_rank) >= len(self.ranks):
+                alignment = self._settle(seq_id, by_rank)
+                if alignment is not None:
+                    yield alignment
+
     def lose(self, rank: int) -> None:
         """Take note that calls of a rank were lost: how far it is shows when it calls again."""
         self._lost.add(rank)
@@ -571,6 +580,15 @@ class GroupCalls(_OfWorld):
             # From here on the ranks' calls are paired wrongly: the rest would be consequences.
             self._broken.add(scope)
         return self._alignment(scope, ordinal, by_rank)
+
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank, and forget the calls that only it had not made."""
+        super().leave_out(rank)
+        self._open = {
+            (scope, ordinal): by_rank
+            for (scope, ordinal), by_rank in self._open.items()
+            if not self._observed(scope) <= by_rank.keys()
+        }
 
     @property
     def is_broken(self) -> bool:

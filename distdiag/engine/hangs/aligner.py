@@ -161,22 +161,28 @@ class CallAligner(Aligner):
                 yield LaunchView(event, self.job.states())
             case Stacks():
                 self._feed_stacks(event)
+            case ProbeDisabled(probe="agent") if self._is_silent(event.rank):
+                yield from self._leave_out(event.rank)
             case _:
                 self._feed_rare(event)
 
     def _feed_rare(self, event: Event) -> None:
-        match event:
-            case EventsLost():
-                self._streams.lose(event.rank)
-                # Which of them belong together is counted, and not written with each.
-                for counted in (self._messages, self._groups):
-                    counted.leave_out(event.rank)
-            case ProbeDisabled(probe="agent") if self._is_silent(event.rank):
-                for calls in (self._streams, self._messages, self._groups):
-                    calls.leave_out(event.rank)
+        if isinstance(event, EventsLost):
+            self._streams.lose(event.rank)
+            # Which of them belong together is counted, and not written with each.
+            for counted in (self._messages, self._groups):
+                counted.leave_out(event.rank)
         if isinstance(event, _LEAVING):
             self._has_left = True
             self._has_just_failed |= not isinstance(event, Finished) or event.exit_status != 0
+
+    def _leave_out(self, rank: int) -> Shown:
+        """Expect nothing of a rank that runs unobserved, which may be told after its peers came."""
+        for calls in (self._streams, self._messages, self._groups):
+            calls.leave_out(rank)
+        for stream in self._streams.all():
+            for alignment in stream.leave_out(rank) if rank in stream.ranks else ():
+                yield from self._show_whole(stream, alignment)
 
     def _feed_stacks(self, stacks: Stacks) -> None:
         if stacks.is_native:
