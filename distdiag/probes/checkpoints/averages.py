@@ -25,11 +25,15 @@ from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
 
 _DEEPEST: Final = 4
+"""`state["trainer"]["ema"]["module"]` is three mappings deep; one more is to spare."""
 _MOST_GROUPS: Final = 32
 _MOST_TENSORS: Final = 8
 _MOST_VALUES: Final = 1024
+"""These bound what a load costs: of each set of weights so many values are kept, 64 KiB."""
 _LEAST_ELEMENTS: Final = 16
+"""Smaller tensors are counters, scales and the like, and no weights."""
 _MOST_FILES: Final = 4
+"""A resume reads one file, or one for each part of the state; the newest ones are kept."""
 
 _Group = Mapping[str, torch.Tensor]
 _Kind = frozenset[tuple[str, tuple[int, ...]]]

@@ -132,6 +132,7 @@ def _steps(before: Congruence, after: Congruence) -> int:
 # The generators that a fetch may draw from.
 
 _MOST_HELD: Final = 64
+"""So many attributes are looked at for generators, in each fetch that is looked at."""
 
 
 def states(dataset: object) -> dict[str, State]:
@@ -218,6 +219,7 @@ _ROOM: Final = 8192
 """Bytes for each worker: three fetches with ten generators each."""
 _MOST_LOADERS: Final = 8
 _MOST_FETCHES: Final = 3
+"""Those of the first loaders: the first fetch may prepare the data set, the others show its use."""
 _SIZE: Final = struct.Struct("<I")
 
 
