@@ -352,9 +352,9 @@ def test_an_exception_of_the_users_signal_handler_is_not_swallowed(
     def on_alarm(*_: object) -> None:
         raise Timeout
 
-    def slow_call(*args: Any) -> int:
+    def slow_call(*args: Any, **kwargs: Any) -> int:
         signal.raise_signal(signal.SIGALRM)  # arrives while the tap is at work
-        return real_call(*args)
+        return real_call(*args, **kwargs)
 
     before = signal.signal(signal.SIGALRM, on_alarm)
     try:

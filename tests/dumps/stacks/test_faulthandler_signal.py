@@ -80,6 +80,7 @@ def test_the_signal_is_not_sent_where_it_could_do_harm(tmp_path, sabotage, expec
 def test_a_stopped_process_is_said_not_to_have_answered(tmp_path):
     with observed_script(tmp_path, "time.sleep(100)") as (process, run_dir, _):
         os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)  # until all its threads have stopped
         error = FaulthandlerSignal(run_dir, None).dump(process.pid, 0, 3.0).error
         assert error == "the rank did not write its stacks in time"
         os.kill(process.pid, signal.SIGCONT)
