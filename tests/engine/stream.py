@@ -20,7 +20,7 @@ from distdiag.events.collectives import (
 from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankStarted
 from distdiag.events.ranks import RankSet
-from distdiag.events.stacks import Stacks, ThreadStack
+from distdiag.events.stacks import Observed, Stacks, ThreadStack
 from distdiag.findings.finding import Finding, Severity
 from distdiag.record.wire import Interner
 
@@ -46,6 +46,7 @@ class Job:
         self._interner = Interner()
         self._group_seq: dict[tuple[str, int], int] = {}
         self._used: Counter[tuple[int, str]] = Counter()
+        self.num_dumps: Counter[int] = Counter()
         self.engine.tick(self.now_ns)
         for rank in world:
             self.engine.feed(
@@ -206,11 +207,13 @@ class Job:
         children: dict[int, float] | None = None,
         io: dict[int, int] | None = None,
         at: dict[int, tuple[Frame, ...]] | None = None,
+        ready: tuple[int, ...] = (),
     ) -> None:
         """Let time pass in steps of half a second.
 
         `cpu` and `children` are what ranks and their child processes use of it, as a share, `io`
-        what they read and write in a second; `at` are the stacks of their main threads.
+        what they read and write in a second; `at` are the stacks of their main threads. The kernel
+        sees the `ready` ones wait for a processor whenever it is asked.
         """
         start = self.now_ns
         while self.now_ns < start + seconds * S:
@@ -228,9 +231,13 @@ class Job:
                 )
             self.engine.tick(self.now_ns)
             for rank in self.engine.evidence_wanted:
-                self._dump(rank, (at or {}).get(rank))
+                self._dump(rank, (at or {}).get(rank), "R" if rank in ready else "S")
 
-    def _dump(self, rank: int, frames: tuple[Frame, ...] | None) -> None:
+    def _dump(self, rank: int, frames: tuple[Frame, ...] | None, state: str) -> None:
+        self.num_dumps[rank] += 1
+        self.engine.feed(
+            Observed(**self._common(rank), source="kernel", summary="", values={"state": state})
+        )
         threads = (ThreadStack("MainThread", frames),) if frames else ()
         error = "" if frames else "no"
         self.engine.feed(

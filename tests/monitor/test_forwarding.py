@@ -119,8 +119,10 @@ def test_a_rank_that_dies_on_the_other_node_is_the_first_cause(tmp_path):
 
 
 def test_a_rank_that_raises_on_the_other_node_waits_only_for_the_dump_of_its_peers(tmp_path):
-    raising = "rank.all_reduce(); time.sleep(0.5); rank.fail('no such batch')\n"
+    raising = WORK_ON + "rank.fail('no such batch')\n"
     with FakeCluster(tmp_path, [WAIT, WAIT, WAIT, raising]) as cluster:
+        cluster.until_report(lambda r: all("#" in info.last for info in r.run.ranks))
+        go(cluster)
         assert cluster.ranks[3].wait(30) == 1
         for rank in (0, 1, 2):
             cluster.kill(rank)

@@ -20,6 +20,9 @@ DEADLOCK_EVIDENCE_S: Final = 1.5
 """Where the records say why, stacks only add to it, and somebody waits for the end."""
 LATE_EVIDENCE_NS: Final = 2_000_000_000
 """Evidence may come so much later than it was asked for, on its way from other nodes."""
+LOOK_AGAIN: Final = 2
+"""What one look at a rank excused is looked at again after a threshold, then after so many times
+the time of before: ranks that wait on purpose are disturbed ever more rarely."""
 
 Identity = tuple[object, ...]
 
@@ -45,6 +48,8 @@ class Stall:
         self._looked_ns = 0
         self._wanted_since_ns = 0
         self._working: frozenset[int] = frozenset()
+        self._look_again_ns = 0
+        self._looks = 0
         self._found: set[Identity] = set()
         self._shown: set[Identity] = set()
         self._recovered: set[Identity] = set()
@@ -82,7 +87,8 @@ class Stall:
 
         Return the points that were shown in a stall that is over or is looked at anew.
         """
-        standing = self._standing(candidates, states, self.threshold_s(median_step_s))
+        threshold_s = self.threshold_s(median_step_s)
+        standing = self._standing(candidates, states, threshold_s)
         ranks = frozenset(rank for candidate in standing for rank in candidate.ranks)
         if self.ranks and not ranks:
             return self._end(states)
@@ -91,7 +97,9 @@ class Stall:
         shown, self._shown = self._shown, set()
         is_deadlock = all(candidate.is_deadlock for candidate in standing)
         self.evidence_s = DEADLOCK_EVIDENCE_S if is_deadlock else EVIDENCE_S
+        self._look_again_ns = self._looked_ns + int(threshold_s * 1e9 * LOOK_AGAIN**self._looks)
         self.ranks, self.is_declared = ranks, False
+        self._looks += 1
         self.wanted = {rank for rank in ranks if rank in states and not states[rank].left_ns}
         self._wanted_since_ns = self._looked_ns
         return shown
@@ -120,12 +128,17 @@ class Stall:
         return standing
 
     def _is_new(self, ranks: frozenset[int], states: Mapping[int, RankState]) -> bool:
-        """Whether there is more to judge than before: more ranks, or one no longer works."""
+        """Whether there is more to judge than before: more ranks, or one no longer works.
+
+        Where none worked, its state at one look may have excused a rank that polls: look again.
+        """
         if not self.ranks:
             return True
         if not self.is_declared or self.is_hang:
             return False
-        return bool(ranks - self.ranks) or any(not works(states[r]) for r in self._working & ranks)
+        if ranks - self.ranks or any(not works(states[r]) for r in self._working & ranks):
+            return True
+        return not self._working and self._looked_ns >= self._look_again_ns
 
     def _end(self, states: Mapping[int, RankState]) -> set[Identity]:
         # Ranks that were killed, that gave up or whose wait failed did not recover.
@@ -133,6 +146,7 @@ class Stall:
             self._recovered |= self._found
         shown, self._shown = self._shown, set()
         self.ranks, self.wanted, self._working = frozenset(), set(), frozenset()
+        self._looks = 0
         self.is_declared = self.is_hang = False
         self._found = set()
         return shown
@@ -161,7 +175,8 @@ class Stall:
     ) -> None:
         """Note that the checks have judged the stall: what they found, at which points.
 
-        Without a hang it is judged anew when a rank that works now does not any more.
+        Without a hang it is judged anew when a rank that works now does not any more, or after a
+        while if none works.
         """
         self.is_declared, self.is_hang = True, is_hang
         self._found |= found

@@ -131,6 +131,24 @@ def test_what_a_rank_computed_long_ago_is_no_excuse():
     assert job.engine.is_hung
 
 
+def test_a_rank_that_polls_is_found_however_it_was_at_the_first_look():
+    job = waiting_job(hang_timeout_s=5.0)
+    job.passes(8, at={1: BATON}, ready=(1,))
+    assert not job.engine.is_hung
+    job.passes(6, at={1: BATON})
+    assert job.codes == ["HNG008"]
+    assert job.engine.is_hung
+
+
+def test_a_rank_that_gets_no_processor_is_looked_at_ever_more_rarely():
+    job = waiting_job(hang_timeout_s=5.0)
+    job.passes(200, ready=(1,))
+    assert job.codes == []
+    assert not job.engine.is_hung
+    # Behind 5 s of the stall, then 5, 10, 20, 40 and 80 s later.
+    assert job.num_dumps == {0: 6, 1: 6}
+
+
 def test_a_late_rank_is_no_hang_because_of_another_finding():
     job = Job(hang_timeout_s=5.0)
     job.everyone(line=10)
