@@ -120,8 +120,9 @@ class DuplicatedEvaluationSamples(Check[GatheredRowsView]):
         ranks = RankSet(view.by_rank)
         yield self.finding(
             f"the evaluation {'counts' if is_proven else 'may count'} {num_extra} of the "
-            f"{first.num_samples} samples of {first.dataset} twice: {', '.join(first.tensors)} of "
-            f"the last batch is gathered from each rank with the samples that only fill it up",
+            f"{first.num_samples} samples of {first.dataset} twice: the last batch is filled up "
+            f"with samples from the beginning, and what is gathered here has them too "
+            f"({', '.join(map(_with_sizes, first.tensors))} on each rank)",
             ranks=ranks,
             step=first.step,
             location=user_location(first.site.frames),
@@ -145,6 +146,12 @@ class DuplicatedEvaluationSamples(Check[GatheredRowsView]):
 
 
 _ELSEWHERE = "; other rows of the same batch are gathered without them"
+
+
+def _with_sizes(tensor: str) -> str:
+    """Return ``int64 [8, 2]`` for ``int64 8 x 2``."""
+    dtype, _, sizes = tensor.partition(" ")
+    return f"{dtype} [{', '.join(sizes.split(' x '))}]"
 
 
 def _is_of_samples(gathered: RowsGathered) -> bool:

@@ -60,11 +60,12 @@ class RepeatedInput(Check[OtherInputs]):
         if not same:
             return
         ranks, first = RankSet(same), view.passes[-1][min(same)]
-        number = len(view.passes)
+        given = [by_rank[min(same)] for by_rank in view.passes]
+        numbers = [str(fed.number) for fed in given]
         whence = f" from {first.stream.partition(' by ')[0]}" if first.stream else ""
         yield self.finding(
-            f"{view.model} is given the same batch{whence} on {ranks.phrase()} in {number} of "
-            f"{number} steps that were compared{view.doubt}",
+            f"{view.model} is given the same batch{whence} on {ranks.phrase()} in all "
+            f"{len(given)} steps that were compared{view.doubt}",
             ranks=ranks,
             step=first.step,
             location=user_location(first.site.frames),
@@ -72,14 +73,11 @@ class RepeatedInput(Check[OtherInputs]):
             grade=Grade.NOTE if view.doubt else Grade.LIKELY,
             confidence=0.85,
             evidence=(
-                *(
-                    Evidence(
-                        ranks=ranks,
-                        summary=f"backward pass {fed.number}: {len(fed.inputs)} tensors with the "
-                        f"same bytes, of {max(fed.batch_sizes)} rows",
-                        values={"first_tensor": fed.inputs[0]},
-                    )
-                    for fed in (each[min(same)] for each in view.passes)
+                Evidence(
+                    ranks=ranks,
+                    summary=f"the tensors of {max(first.batch_sizes)} rows that the model is given "
+                    f"have the same bytes, in each of the backward passes {', '.join(numbers)}",
+                    values={"first_tensor": first.inputs[0]},
                 ),
                 Evidence(
                     ranks=view.ranks,

@@ -78,15 +78,6 @@ class SharedNoise(Check[MaskView]):
 
 
 def _evidence(view: MaskView) -> Iterator[Evidence]:
-    for by_rank, draws in zip(view.passes, view.draws, strict=True):
-        fed, draw = by_rank[min(by_rank)], draws[min(draws)]
-        yield Evidence(
-            ranks=view.ranks,
-            summary=f"backward pass {fed.number}: the generator is in one state before "
-            f"torch.{draw.api} of {list(draw.sizes)}",
-            location=user_location(draw.site.frames),
-            values={"state": draw.state, "is_inside_forward": draw.is_inside},
-        )
     seeded = view.passes[-1][min(view.ranks)].seeded
     if seeded is not None:
         yield Evidence(
@@ -94,6 +85,15 @@ def _evidence(view: MaskView) -> Iterator[Evidence]:
             summary=f"torch.manual_seed was called last by {_callers(seeded)}",
             location=user_location(seeded.frames),
         )
+    draws = [by_rank[min(by_rank)] for by_rank in view.draws]
+    numbers = [str(by_rank[min(by_rank)].number) for by_rank in view.passes]
+    yield Evidence(
+        ranks=view.ranks,
+        summary=f"before torch.{draws[-1].api} the generator has the same state on these ranks, in "
+        f"each of the backward passes {', '.join(numbers)}",
+        location=user_location(draws[-1].site.frames),
+        values={"state": draws[-1].state, "is_inside_forward": draws[-1].is_inside},
+    )
     yield Evidence(
         ranks=view.ranks,
         summary=f"the ranks are {view.axis}, as {view.known_by}: {view.cell.reason}",

@@ -11,7 +11,7 @@ from distdiag.checks.num.places import (
     value_phrase,
     what_came_of,
 )
-from distdiag.events.numerics import NonFinite
+from distdiag.events.numerics import NonFinite, Stage
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
@@ -19,6 +19,19 @@ from distdiag.views.numerics import NonFiniteView, first_place
 
 _COMBINED = ("gradient", "update")
 _MOST_PLACES = 3
+_HELD = (
+    "The tensor held it before the model computed anything. Look at where it was written last: by "
+    "a checkpoint that holds such a number, by an earlier step, or by nobody (`torch.empty`, "
+    "`to_empty` without an initialisation)."
+)
+_FIXES: dict[Stage, str] = {
+    "input": "The model is not the cause: what it was given holds such a number already. Check the "
+    "batch of this step on the named rank where it is read and prepared (a file, a normalisation "
+    "that divides by a deviation of zero, an empty sample).",
+    "parameter": _HELD,
+    "buffer": _HELD,
+}
+"""What to do where a number did not come out of the computation of a module."""
 
 
 class NonFiniteOrigin(Check[NonFiniteView]):
@@ -62,7 +75,7 @@ class NonFiniteOrigin(Check[NonFiniteView]):
         event = view.by_rank[min(culprits)]
         place = first_place(event)
         word = value_phrase(place)
-        message = f"the first {word} of step {view.step} is {place_phrase(place)}"
+        message = f"the first {word} of step {view.step} is {place_phrase(place)}, on {culprits.phrase()}"
         if place.stage in _COMBINED and len(view.by_rank) > 1:
             message += "; what each rank gave to it was not read"
         if not event.are_modules_read:
@@ -80,6 +93,7 @@ class NonFiniteOrigin(Check[NonFiniteView]):
                 for rank, each in sorted(view.by_rank.items())
             ),
             grade=Grade.PROVEN if view.is_harmful else Grade.NOTE,
+            fix=_FIXES.get(place.stage, self.fix),
         )
 
 

@@ -27,10 +27,13 @@ def test_ranks_that_read_one_stream_are_named():
     (finding,) = judged(*map(same, range(4)))
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.message == (
-        "DDP Net is given the same batch from IterableDataset 0 on ranks 0-1 in 4 of 4 steps that "
+        "DDP Net is given the same batch from IterableDataset 0 on ranks 0-1 in all 4 steps that "
         "were compared"
     )
     assert finding.location.line == 20
+    assert finding.evidence[0].summary.endswith(
+        "have the same bytes, in each of the backward passes 0, 1, 2, 3"
+    )
 
 
 def test_so_are_those_that_a_loop_of_the_program_feeds():

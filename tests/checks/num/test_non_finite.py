@@ -62,8 +62,9 @@ def test_the_rank_that_made_it_is_named_and_not_those_that_got_it_by_a_reduction
 
     assert (found.code, found.step, list(found.ranks)) == ("NUM001", 3, [1])
     assert found.message == (
-        "the first NaN of step 3 is the output of layers.1 (Block), in the forward pass"
+        "the first NaN of step 3 is the output of layers.1 (Block), in the forward pass, on rank 1"
     )
+    assert "its inputs were still finite" in found.fix
     assert "later: the gradient of" not in found.message
     assert [list(each.ranks) for each in found.evidence] == [[0], [1]]
 
@@ -86,6 +87,14 @@ def test_what_a_rank_holds_comes_before_what_another_one_gets_of_it():
 
     assert list(found.ranks) == [1]
     assert "weight of layers.2 (Block), before the forward pass" in found.message
+
+
+def test_a_batch_that_holds_it_already_is_to_be_looked_at_and_not_the_model():
+    given = place("input", "")
+    (found,) = judged(report(0, 3), report(1, 3, given))
+
+    assert list(found.ranks) == [1]
+    assert found.fix.startswith("The model is not the cause")
 
 
 def test_the_earlier_module_is_named_where_a_forward_pass_sends_it_to_other_ranks():
