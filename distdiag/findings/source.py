@@ -44,6 +44,21 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop around a line, and how it may end.
+
+    `test` is the condition of a `while` that is not always true, ``""`` for other loops. `exit` is
+    the condition of the first `if` in the loop under which it is left, None if there is none.
+    `under` are the conditions in the loop under which the line is reached.
+    """
+
+    location: Location
+    test: str = ""
+    exit: Guard | None = None
+    under: tuple[Guard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     lines: tuple[str, ...] = ()
     tree: ast.Module | None = None
@@ -202,6 +217,50 @@ def loop_lines(frame: Frame, *, with_head: bool = False) -> frozenset[tuple[str,
         for node in chain
         if isinstance(node, _LOOPS) and (with_head or _is_inside_loop(node, frame.line))
     )
+
+
+def innermost_loop(frame: Frame, outside: frozenset[tuple[str, int]]) -> Loop | None:
+    """Return the innermost loop that holds the frame's line and is none of those `outside`."""
+    source = _read(frame.file)
+    around = loop_lines(frame) - outside
+    for node in reversed(_chain(source, frame.line)):
+        if not isinstance(node, _LOOPS) or (frame.file, node.lineno) not in around:
+            continue
+        last = node.end_lineno or node.lineno
+        test = node.test if isinstance(node, ast.While) else None
+        under = tuple(
+            guard
+            for guard in guards(frame)
+            if node.lineno < guard.location.line <= last and not _is_left_under(node, guard)
+        )
+        return Loop(
+            _location(source, frame, node.lineno),
+            test="" if test is None or isinstance(test, ast.Constant) else ast.unparse(test),
+            exit=next((_guard(source, frame, each) for each in _exits(node)), None),
+            under=under,
+        )
+    return None
+
+
+def _exits(loop: ast.AST) -> Iterator[ast.If]:
+    """Yield each `if` of a loop's own body under which the loop is left."""
+    pending = list(getattr(loop, "body", []))
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, (*_LOOPS, *_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            continue
+        ends = (ast.Break, ast.Return)
+        if isinstance(node, ast.If) and node.body and isinstance(node.body[-1], ends):
+            yield node
+        pending[:0] = ast.iter_child_nodes(node)
+
+
+def _is_left_under(loop: ast.AST, guard: Guard) -> bool:
+    return any(each.test.lineno == guard.location.line for each in _exits(loop))
+
+
+def _guard(source: _Source, frame: Frame, node: ast.If) -> Guard:
+    return Guard(_location(source, frame, node.lineno), ast.unparse(node.test), by_rank=False)
 
 
 def are_exclusive(first: Frame, second: Frame) -> bool:

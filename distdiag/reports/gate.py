@@ -110,6 +110,5 @@ def hint(report: Report) -> str:
     number = report.counts.warning
     if not number or report.exit_status or report.fail_on != "error":
         return ""
-    did = "1 warning did" if number == 1 else f"{number} warnings did"
-    them = "it" if number == 1 else "them"
-    return f"distdiag: {did} not make this run fail; --fail-on warning lets {them}.\n"
+    found = "1 warning" if number == 1 else f"{number} warnings"
+    return f"distdiag: exit status 0 in spite of {found}; --fail-on warning makes it 1.\n"

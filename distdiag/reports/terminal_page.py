@@ -61,6 +61,12 @@ class TerminalPage:
         """Write one line that may be longer than the width: a path must stay in one piece."""
         self._put(Text(), Text(visible(text)), indent, style)
 
+    def write_source(self, text: str, *, first: str, style: str = "") -> None:
+        """Write a line of source behind `first`, on as many lines as it needs."""
+        for line in Text(visible(text)).wrap(self._console, max(self.width - len(first), 20)):
+            self._put(Text(), Text(first) + line, 0, style)
+            first = " " * len(first)
+
     def write_cut(self, text: str, *, indent: int, style: str = "") -> None:
         """Write one line of source, cut at the width."""
         line = Text(visible(text))

@@ -13,8 +13,8 @@ from distdiag.reports.base import cut, phrase
 
 K = TypeVar("K", bound=Hashable)
 
-LONGEST_HEADLINE: Final = 90
-"""A verdict names what was found in so many characters; the finding says all of it."""
+LONGEST_HEADLINE: Final = 160
+"""A verdict names what was found in so many characters, two lines of a narrow terminal."""
 SHORT_HEADLINE: Final = 40
 """A clause that is shorter says too little by itself: ``all ranks raised RuntimeError``."""
 LONGEST_CLAUSE: Final = 100
@@ -146,11 +146,9 @@ def coverage(report: Report, *, is_whole: bool = False, most: int = MOST_UNSEEN)
     }
     parts = [f"{count(len(report.checked), 'check')} looked"] * (is_whole or not is_healthy(report))
     if absent:
-        parts.append(
-            f"not present in this run: {', '.join(absent)}"
-            if is_whole
-            else f"{num_idle if parts else count(num_idle, 'check')} had nothing to look at"
-        )
+        idle = f"{num_idle} more" if parts else count(num_idle, "check")
+        names = f"not present in this run: {', '.join(absent)}"
+        parts.append(names if is_whole else f"{idle} had nothing to look at")
     parts += [f"{count(len(codes), 'check')}: {reason}" for reason, codes in meant.items() if codes]
     if unseen:
         shown = ", ".join(unseen[:most])

@@ -87,9 +87,9 @@ def test_a_baseline_that_is_gone_meanwhile_knows_nothing(tmp_path):
         (
             [make_warning()],
             "error",
-            "1 warning did not make this run fail; --fail-on warning lets it",
+            "exit status 0 in spite of 1 warning; --fail-on warning makes it 1",
         ),
-        ([make_warning(), make_warning()], "error", "2 warnings did not make this run fail"),
+        ([make_warning(), make_warning()], "error", "exit status 0 in spite of 2 warnings"),
         ([make_finding(), make_warning()], "error", ""),
         ([make_warning()], "warning", ""),
         ([make_warning()], "never", ""),

@@ -226,7 +226,7 @@ def test_the_last_line_tells_how_warnings_would_make_a_run_fail(tmp_path, capsys
         reporter.rank_status.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
     reporter.show(build(reporter, [finding(Severity.WARNING)], complete=True))
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "distdiag: 1 warning did not make this run fail; --fail-on warning lets it."
+    assert last == "distdiag: exit status 0 in spite of 1 warning; --fail-on warning makes it 1."
 
 
 def test_ignored_findings_are_not_in_the_verdict(tmp_path):

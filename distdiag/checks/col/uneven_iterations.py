@@ -1,6 +1,7 @@
 """COL011: a loop with collectives runs more often on some ranks than on others."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.culprits import (
@@ -14,6 +15,7 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, call_location, call_phrase, signal_name
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.source import Loop
 from distdiag.views.alignment import Alignment, CollectiveView, OpenCollective
 from distdiag.views.invariants import clean_module
 
@@ -69,32 +71,88 @@ class UnevenIterations(Check[CollectiveView | OpenCollective]):
         odd = found.stayers if len(found.stayers) < len(found.leavers) else found.leavers
         where = call_location(found.call)
         module = clean_module(found.call.site.module)
+        loop = found.loop
+        which = f"the loop{at(loop.location)}" if loop else "a loop"
         yield self.finding(
-            f"{found.stayers.phrase()} ran a loop more often than {found.leavers.phrase()}: "
-            f"{call_phrase(found.call)}{at(where)} is call {found.num_stayed} from there, after "
-            f"{found.num_left} on {found.leavers.phrase()}{_signal(alignment, found.leavers)}",
+            f"{found.stayers.phrase()} ran {which} more often than {found.leavers.phrase()}: "
+            f"{found.leavers.phrase()} called {found.call.signature.op}{at(where)} "
+            f"{_times(found.num_left)}, {found.stayers.phrase()} {_times(found.num_stayed)}"
+            f"{_signal(alignment, found.leavers)}",
             ranks=odd,
             step=found.call.step,
-            location=location_in(found.point, odd) or location_in(alignment, odd) or where,
+            location=loop.location
+            if loop
+            else location_in(found.point, odd) or location_in(alignment, odd) or where,
             subjects=(module,) if module else (),
             grade=Grade.PROVEN if is_reliable(alignment) else Grade.NOTE,
             confidence=0.9,
             evidence=(
                 Evidence(
                     ranks=found.stayers,
-                    summary=f"made {found.num_stayed} calls from this place of the loop",
+                    summary=f"is in {call_phrase(found.call)}, call {found.num_stayed} from here",
                     location=where,
                     values={"step": found.call.step},
                 ),
                 *_left(found, alignment),
+                *_conditions(found),
                 *missing_evidence(alignment),
                 *parting_evidence(alignment),
             ),
+            fix=_fix(loop) or self.fix,
+        )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _fix(loop: Loop | None) -> str:
+    """Return what to do about a loop whose source is known."""
+    if loop is None:
+        return ""
+    line = loop.location.line
+    if loop.under:
+        guard = loop.under[-1]
+        return (
+            f"Find out why `{guard.text}` (line {guard.location.line}) holds on some ranks only. "
+            f"Let all ranks decide alike: all_reduce the condition before, or use a value that is "
+            f"the same on all ranks, such as the number of the pass. {_OF_ITEMS}"
+        )
+    if loop.exit is not None:
+        return (
+            f"Let all ranks leave the loop together: all_reduce the condition "
+            f"`{loop.exit.text}` of line {loop.exit.location.line} (MAX) before it is tested. "
+            f"{_OF_ITEMS}"
+        )
+    if loop.test:
+        return (
+            f"Let all ranks leave the loop together: all_reduce the condition `{loop.test}` of "
+            f"line {line} (MAX) in each pass."
+        )
+    return (
+        f"Give the loop in line {line} equally many items on all ranks: a DistributedSampler, "
+        f"drop_last=True, or the smallest number of batches (an all_reduce with MIN). Under DDP, "
+        f"`with Join([model]):` (torch.distributed.algorithms) lets ranks with fewer items wait."
+    )
+
+
+_OF_ITEMS: Final = (
+    "If the ranks have different numbers of items, make them equal (DistributedSampler, "
+    "drop_last=True)."
+)
+
+
+def _conditions(found: UnevenLoop) -> Iterator[Evidence]:
+    for guard in found.loop.under if found.loop else ():
+        yield Evidence(
+            ranks=found.stayers | found.leavers,
+            summary=f"in the loop the call stands under `{guard.text}`",
+            location=guard.location,
         )
 
 
 def _left(found: UnevenLoop, alignment: Alignment[Collective]) -> Iterator[Evidence]:
-    summary = f"made {found.num_left} calls from the place in the loop"
+    summary = f"made {found.num_left} calls from there"
     rank = min(found.leavers)
     call = found.point.by_rank.get(rank)
     calls = [*state_of(alignment, rank).recent] if call is None else [call]

@@ -9,7 +9,15 @@ from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call, frames_of
-from distdiag.findings.source import Guard, are_exclusive, is_readable, loop_lines, rank_guards
+from distdiag.findings.source import (
+    Guard,
+    Loop,
+    are_exclusive,
+    innermost_loop,
+    is_readable,
+    loop_lines,
+    rank_guards,
+)
 from distdiag.views.alignment import Alignment, Trigger
 from distdiag.views.invariants import Aspect, clean_module, contradiction
 from distdiag.views.rank_states import RankState, RankStatus
@@ -39,7 +47,8 @@ class UnevenLoop:
     """`stayers` make one more pass of a loop than `leavers`, who left it or went on.
 
     `num_stayed` and `num_left` are how often either side made the call in the loop up to this
-    point: what they did later, or in other groups, does not count.
+    point: what they did later, or in other groups, does not count. `loop` is None where the source
+    cannot be read.
     """
 
     stayers: RankSet
@@ -48,6 +57,7 @@ class UnevenLoop:
     num_stayed: int
     num_left: int
     point: Alignment[Collective]
+    loop: Loop | None = None
 
 
 Explanation = RankGone | GuardedCall | UnevenLoop
@@ -157,7 +167,8 @@ def uneven_iterations(
         left = point.by_rank.get(leaver.rank)
         num_left = _passes_until(leaver, place_of(call.site), left.seq if left else None)
         if num_stayed > num_left >= 1 and _has_left_loop(point, now, call, leaver.rank):
-            return UnevenLoop(stayers, leavers, call, num_stayed, num_left, point)
+            loop = _loop_left(call.site.user_frames, _user_frames(point, now, leaver.rank))
+            return UnevenLoop(stayers, leavers, call, num_stayed, num_left, point, loop)
     return None
 
 
@@ -273,6 +284,19 @@ def _is_outside(going: tuple[Frame, ...], stay: tuple[Frame, ...], *, default: b
     inner = stay[: stay.index(split[0])]
     own = loop_lines(split[0]) - loop_lines(split[1], with_head=True)
     return bool(own) or any(loop_lines(frame) for frame in inner)
+
+
+def _loop_left(stay: tuple[Frame, ...], going: tuple[Frame, ...]) -> Loop | None:
+    """Return the loop that `stay` is inside and `going` is out of, the innermost if there are more.
+
+    In the function in which the two part, if there is one there: a loop of a function that is
+    called from it runs as often on all ranks.
+    """
+    split = _first_difference(stay, going)
+    frames = stay[: stay.index(split[0]) + 1] if split is not None else stay
+    outside = loop_lines(split[1], with_head=True) if split is not None else frozenset()
+    loops = (innermost_loop(frame, outside) for frame in reversed(frames))
+    return next((loop for loop in loops if loop is not None), None)
 
 
 def _readable(frames: tuple[Frame, ...]) -> bool:

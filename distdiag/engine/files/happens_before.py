@@ -311,7 +311,7 @@ class HappensBefore:
         if self._schedule.problem:
             return self._schedule.problem
         if self._schedule.doubted_ns < NEVER:
-            return "from some moment on it is not known wholly who waited for whom"
+            return "which ranks waited for which, from the point on where their calls do not match"
         return FORGOTTEN if self._is_full else ""
 
     # What goes in

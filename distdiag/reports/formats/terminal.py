@@ -8,7 +8,15 @@ import msgspec
 
 from distdiag.events.base import Value
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Location, Outcome, Report, Severity
+from distdiag.findings.finding import (
+    Evidence,
+    Finding,
+    Grade,
+    Location,
+    Outcome,
+    Report,
+    Severity,
+)
 from distdiag.findings.source import lines_around
 from distdiag.reports.base import Reporter, cut
 from distdiag.reports.folding import Folded, folded, said_once
@@ -151,7 +159,8 @@ class _Writer:
         page.write_label("subjects", self._subjects())
         self._write_evidence()
         for each in self._folded.also:
-            page.write_label("also", f"{each.code} {each.name}: {shown_text(each.message)}")
+            kind = f"{severity_word(each.severity)} {each.code} {each.name}"
+            page.write_label("also", f"{kind}: {shown_text(each.message)}")
         if self._folded.is_repeated and not self._verbose:
             page.write_label("fix", f"as for {finding.code} above")
             return
@@ -166,7 +175,9 @@ class _Writer:
         finding = self._finding
         who = self._page.who(finding.ranks) if finding.ranks else "not known"
         step = f" in step {finding.step}" if finding.step is not None else ""
-        return f"{who}{step} ({finding.grade}, {finding.confidence:.0%})"
+        is_certain = finding.grade is Grade.PROVEN
+        sure = finding.grade if is_certain else f"{finding.grade}, {finding.confidence:.0%}"
+        return f"{who}{step} ({sure})"
 
     def _subjects(self) -> str:
         names = [name for name in self._finding.subjects if name not in self._finding.message]
@@ -187,8 +198,11 @@ class _Writer:
         for number, text in around or [(location.line, location.source)] * bool(location.source):
             mark = ">" if number == location.line and len(around) > 1 else " "
             style = "bold" if number == location.line else "dim"
-            line = f"{mark} {number:>{width}} | {cut(text, LONGEST_VALUE)}"
-            page.write_cut(line, indent=4, style=style)
+            head, line = f"    {mark} {number:>{width}} | ", cut(text, LONGEST_VALUE)
+            if mark == ">":
+                page.write_source(line, first=head, style=style)
+            else:
+                page.write_cut(f"{head}{line}", indent=0, style=style)
 
     def _write_evidence(self) -> None:
         page = self._page
@@ -233,7 +247,7 @@ class _Writer:
             page.write_whole(f"{where}{_sentence(': ', source)}", indent=indent, style="dim")
             return
         page.write_whole(where, indent=indent, style="dim")
-        page.write_cut(cut(source, LONGEST_VALUE), indent=indent, style="dim")
+        page.write_source(cut(source, LONGEST_VALUE), first=" " * indent, style="dim")
 
     def _write_values(self, entry: Evidence) -> None:
         """Write raw values for those who ask for details, and a traceback that has no place."""

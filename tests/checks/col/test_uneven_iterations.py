@@ -3,6 +3,7 @@ import pytest
 from distdiag.checks.col.uneven_iterations import UnevenIterations
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
+from distdiag.findings.source import location_of
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, plain_site, signature, stacks
@@ -38,7 +39,13 @@ def test_the_fewer_side_or_those_that_left_are_odd(program, order, leavers, odd)
         job.call(rank, program.site("barrier" if left else "backward"), "barrier" if left else "x")
     (finding,) = found(job)
     assert (finding.ranks, finding.grade) == (RankSet(odd), Grade.PROVEN)
-    assert "is call 4 from there, after 3 on" in finding.message
+    stayers, leavers = RankSet(set(range(4)) - set(leavers)).phrase(), RankSet(leavers).phrase()
+    loop, here = location_of(program.frame("for batch")), location_of(program.frame("backward"))
+    assert finding.location == loop
+    assert finding.message == (
+        f"{stayers} ran the loop at {loop} more often than {leavers}: {leavers} called x at {here} "
+        f"3 times, {stayers} 4 times"
+    )
 
 
 def test_a_rank_that_finished_after_fewer_passes(program):
@@ -62,12 +69,67 @@ def test_the_evidence_is_of_the_moment_of_the_call_and_not_of_what_came_later(pr
         job.call(1, program.site("backward"), step=step, group=other)
     job.set(0, 1, step=9, num_batches=90, num_backwards=90)
     (finding,) = found(job, seq_id=point.collective_seq_id)
-    assert "is call 4 from there, after 3 on rank 1" in finding.message
+    assert "rank 1 called all_reduce" in finding.message
+    assert "3 times" in finding.message
     assert [evidence.values for evidence in finding.evidence[:2]] == [{"step": 3}, {"step": 3}]
-    assert [evidence.summary.split(",")[0] for evidence in finding.evidence[:2]] == [
-        "made 4 calls from this place of the loop",
-        "made 3 calls from the place in the loop",
-    ]
+    here, there = (evidence.summary for evidence in finding.evidence[:2])
+    assert here.endswith("call 4 from here")
+    assert there.startswith("made 3 calls from there, then went on to barrier")
+
+
+BY_STEPS = """
+    def main():
+        for step in range(100):
+            if scaler.steps_taken % 4 == 0:
+                average(model)
+        dist.barrier()
+
+    def average(model):
+        for param in model.parameters():
+            dist.all_reduce(param)
+    """
+BY_LOSS = """
+    def main():
+        while True:
+            loss = train(model)
+            dist.all_reduce(loss)
+            if loss < best:
+                break
+        dist.barrier()
+    """
+BY_TEST = """
+    def main():
+        while loss > best:
+            dist.all_reduce(loss)
+        dist.barrier()
+    """
+
+
+@pytest.mark.parametrize(
+    ("text", "loop", "lines", "advice"),
+    [
+        (LOOP, "for batch", ["backward"], "Give the loop in line 3 equally many items"),
+        (
+            BY_STEPS,
+            "for step",
+            ["dist.all_reduce", "            average(model)"],
+            "Find out why `if scaler.steps_taken % 4 == 0:` (line 3) holds on some ranks only.",
+        ),
+        (BY_LOSS, "while True", ["dist.all_reduce"], "the condition `loss < best` of line 5 (MAX)"),
+        (BY_TEST, "while loss", ["dist.all_reduce"], "the condition `loss > best` of line 2 (MAX)"),
+    ],
+    ids=["items", "a condition in the loop", "a way out", "its own condition"],
+)
+def test_the_fix_is_about_what_ends_the_loop(tmp_path, text, loop, lines, advice):
+    program, job = Program(tmp_path, text), Job()
+    job.every(program.site(*lines))
+    job.call(0, program.site(*lines))
+    job.call(1, program.site("dist.barrier"), "barrier")
+    (finding,) = found(job)
+    assert finding.location == location_of(program.frame(loop))
+    assert advice in finding.fix
+    is_under = any("stands under" in each.summary for each in finding.evidence)
+    assert is_under == (text is BY_STEPS)
 
 
 @pytest.mark.parametrize(("place", "num_findings"), [("setup()", 1), ("backward", 0)])
