@@ -9,8 +9,9 @@ class StuckFileAccess(StuckRank):
     """A rank waits for a file system while the job stands still.
 
     ## What you see
-    A file server that does not answer stops every process that touches it. No timeout of a process
-    group covers that, and it looks like a hang of the network between the ranks.
+    It looks like a hang of the network between the ranks, and no timeout of a process group covers
+    it: a file server that does not answer, a lock, or a pipe without a writer stops whoever touches
+    the file.
 
     ## Example
         # wrong: every step reads from a mount that may stop to answer
@@ -21,8 +22,8 @@ class StuckFileAccess(StuckRank):
         batch = torch.load(f"/local/data/shard-{step}.pt")
 
     ## How to fix
-    Look at the file in the evidence on the node of this rank: whether its mount answers (stat it),
-    who holds its lock (lslocks), whether a pipe has a writer.
+    Look at the file on the node of this rank: does its mount answer (`df`), does somebody hold its
+    lock (`lslocks`), has a pipe a writer? Copy what every step reads to the local disk.
 
     Changes: Data from a local copy is read faster, and may be older.
 

@@ -44,6 +44,7 @@ def holder_of(state: RankState, states: States) -> Holder | None:
     """Say who has what a rank waits for, or None if that is not known."""
     seen = state.observed.get(HOLDERS)
     outside = _by_kernel(state, states, seen) if seen is not None else None
+    outside = outside or _unopened_pipe(state)
     found = unset_key(state, states) or outside or _by_thread(state)
     if found is None:
         found = _by_child(state, seen.processes if seen is not None else ())
@@ -266,7 +267,38 @@ def _pipe(state: RankState, seen: Observed, states: States) -> Holder | None:
     evidence = tuple(_process_evidence(seen.rank, each) for each in who[:MOST_SHOWN])
     first = min(who, key=lambda each: not each.threads)
     text = f"{_described(first, states)} has the other end of the pipe that it waits for"
-    return Holder(text, _fix_of_child(first), evidence)
+    return Holder(text, _fix_of_full_pipe(first) or _fix_of_child(first), evidence)
+
+
+_FULL_PIPE: Final = re.compile(r"in write of pipe:")
+
+
+def _fix_of_full_pipe(process: ProcessSeen) -> str:
+    """Return what to do about a process that cannot answer, since nobody reads what it writes."""
+    if not _FULL_PIPE.search(process.doing):
+        return ""
+    return (
+        f"Process {process.pid} cannot go on: it writes into another pipe, which is full, and "
+        "nobody reads that one. Where the rank started it with `stdout=PIPE` and `stderr=PIPE`, "
+        "read both at the same time (`communicate()`, or a thread for each), or send the one that "
+        "is not needed to `DEVNULL`."
+    )
+
+
+_WAIT_FOR_PARTNER: Final = "wait_for_partner"
+"""The function of the Linux kernel in which the opening of a named pipe waits (``fs/pipe.c``)."""
+
+
+def _unopened_pipe(state: RankState) -> Holder | None:
+    kernel = state.observed.get("kernel")
+    if kernel is None or kernel.values.get("wchan") != _WAIT_FOR_PARTNER:
+        return None
+    path = kernel.values.get("blocked_on", "")
+    return Holder(
+        f"{path or 'what it opens'} is a named pipe, and no process has its other end open",
+        "Start the process that is to open the other end of the pipe, or see why there is a pipe "
+        "where a file is expected: `ls -l` shows it with a `p`.",
+    )
 
 
 # Threads

@@ -85,6 +85,15 @@ _CALLS: Final[Mapping[str, tuple[int | None, int | None, bool]]] = {
 exist), and whether its first argument is the descriptor that it waits for."""
 _TAKES_DESCRIPTOR: Final = frozenset(name for name, (*_, takes) in _CALLS.items() if takes)
 _COLUMNS: Final = {"x86_64": 0, "aarch64": 1}
+_PATH_ARGUMENT: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("open", "stat", "lstat", "truncate", "rename", "mkdir", "unlink"), 0),
+    **dict.fromkeys(("openat", "newfstatat", "unlinkat", "statx", "mkdirat", "renameat"), 1),
+}
+"""Which argument points to the path that a call asks for; the one before it is a folder's."""
+_CURRENT_FOLDER: Final = 0xFFFFFF9C
+"""`AT_FDCWD` of ``openat(2)``, as 32 bits."""
+_LONGEST_PATH: Final = 4096
+"""`PATH_MAX` of Linux."""
 
 _SOCKET: Final = "socket:["
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
@@ -114,6 +123,9 @@ def read_blocked_call(pid: int, thread: int | None = None) -> BlockedCall:
     if not number.isdigit():  # "running", "-1" in the kernel without a call, or not readable
         return BlockedCall()
     name = _names().get(int(number), f"system call {number}")
+    if name in _PATH_ARGUMENT:
+        path = _path_asked(pid, _PATH_ARGUMENT[name], arguments)
+        return BlockedCall(name, path, _file_system(pid, path) if path else "")
     if name not in _TAKES_DESCRIPTOR:
         return BlockedCall(name)
     descriptor = int(arguments.split()[0], 16) & 0xFFFFFFFF
@@ -124,6 +136,22 @@ def read_blocked_call(pid: int, thread: int | None = None) -> BlockedCall:
     if target.startswith(_SOCKET):
         return BlockedCall(name, _ends(pid, descriptor) or "a socket", descriptor=descriptor)
     return BlockedCall(name, target, _file_system(pid, target), descriptor)
+
+
+def _path_asked(pid: int, argument: int, arguments: str) -> str:
+    """Return the path that a call was given; "" where the memory of the process is not readable."""
+    values = [int(value, 16) for value in arguments.split()]
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(values[argument])
+            raw, ends, _ = memory.read(_LONGEST_PATH).partition(b"\0")
+        folder = values[0] & 0xFFFFFFFF if argument else _CURRENT_FOLDER
+        name = "cwd" if folder == _CURRENT_FOLDER else f"fd/{folder}"
+        path = os.fsdecode(raw) if ends else ""
+        is_below = path and not os.path.isabs(path)
+        return os.path.join(os.readlink(f"/proc/{pid}/{name}"), path) if is_below else path
+    except (OSError, ValueError, OverflowError):
+        return ""
 
 
 def _names() -> dict[int, str]:

@@ -123,6 +123,25 @@ def test_a_rank_that_works_or_has_others_work_is_late(tmp_path, inner, state):
     assert not said(stuck_job(tmp_path, *inner, **state))
 
 
+def test_a_named_pipe_that_nobody_opens_at_the_other_end_is_said_to_be_one(tmp_path):
+    seen = kernel(1, "openat", "/mnt/shards/0")["kernel"]
+    values = seen.values | {"wchan": "wait_for_partner"}
+    state = {"observed": {"kernel": msgspec.structs.replace(seen, values=values)}}
+    finding = named(stuck_job(tmp_path, **state), "HNG005")
+    assert "/mnt/shards/0 is a named pipe, and no process has its other end open" in finding.message
+    assert finding.fix.startswith("Start the process that is to open the other end")
+
+
+def test_a_child_that_cannot_write_its_second_pipe_is_to_be_read(tmp_path):
+    child = ProcessSeen(77, "ffmpeg", "sleeping in write of pipe:[9]", has_it=True, parent_rank=1)
+    values = {"waits_for": "pipe", "name": "pipe:[8]", "way": "read"}
+    seen = event_of(Observed, 1, source="holders", values=values, processes=(child,))
+    observed = kernel(1, "read", "pipe:[8]") | {"holders": seen}
+    finding = named(stuck_job(tmp_path, observed=observed), "HNG013")
+    assert finding.fix.startswith("Process 77 cannot go on: it writes into another pipe")
+    assert "communicate()" in finding.fix
+
+
 def test_the_holder_of_a_lock_is_named_and_the_fix_is_about_it(tmp_path):
     holder = ProcessSeen(77, "python prepare.py", "sleeping in futex", has_it=True)
     values = {"waits_for": "lock", "name": "/data/cache.lock"}

@@ -36,6 +36,22 @@ def test_a_read_on_a_pipe_that_nobody_writes_names_the_pipe(tmp_path):
     assert "tracer_pid" not in values
 
 
+@pytest.mark.parametrize("way", ["whole", "below a folder", "below an open folder"])
+def test_the_opening_of_a_pipe_that_nobody_writes_names_the_pipe(tmp_path, way):
+    os.mkfifo(tmp_path / "samples")
+    opened = {
+        "whole": f"os.open({str(tmp_path / 'samples')!r}, os.O_RDONLY)",
+        "below a folder": "os.open('samples', os.O_RDONLY)",
+        "below an open folder": "os.open('samples', os.O_RDONLY, dir_fd=folder)",
+    }[way]
+    code = f"import os\nfolder = os.open({str(tmp_path)!r}, os.O_RDONLY)\n"
+    code += "os.chdir(folder)\n" if way == "below a folder" else ""
+    with running(code + READY + opened) as process:
+        observed = until(lambda: look(process), lambda seen: "syscall" in seen.values)
+    assert observed.values["syscall"] == "openat"
+    assert observed.values["blocked_on"] == str(tmp_path / "samples")
+
+
 def test_a_lock_on_a_file_names_the_file_and_its_file_system(tmp_path):
     path = tmp_path / "extensions.lock"
     code = (
