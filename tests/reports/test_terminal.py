@@ -217,7 +217,7 @@ def test_what_another_check_saw_of_the_same_is_folded_under_the_first():
     drift = shape_mismatch(code="REP003", name="replica-drift", message="they differ from step 1")
     report = Report(run=make_run(4), findings=(shape_mismatch(), drift))
     text = render(report, width=100)
-    assert "  also       REP003 replica-drift: they differ from step 1\n" in text
+    assert "  also       error REP003 replica-drift: they differ from step 1\n" in text
     assert text.count("  fix  ") == 1
     elsewhere = shape_mismatch(location=Location("train.py", 50, "f", "x"), ranks=RankSet({1}))
     text = render(Report(run=make_run(4), findings=(shape_mismatch(), elsewhere)))

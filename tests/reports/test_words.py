@@ -65,7 +65,7 @@ def test_the_verdict_is_one_sentence(report, level, text):
             "all_reduce #11 in group default_pg at train.py:10 is reached by rank 0 only, under x",
             "all_reduce #11 in group default_pg is reached by rank 0 only",
         ),
-        ("a, 1 and b " + "is wrong " * 20, "a, 1 and b " + "is wrong " * 8 + "is …"),
+        ("a, 1 and b " + "is wrong " * 20, "a, 1 and b " + "is wrong " * 16 + "is …"),
     ],
 )
 def test_a_headline_says_what_and_leaves_out_the_rest(message, expected):

@@ -287,12 +287,12 @@ def _stack(access: Access) -> str:
 def _last_common(race: Race) -> Evidence:
     point = race.common_sync
     if point is None:
-        summary = "nothing before that makes one of them wait for the other"
+        summary = "no synchronisation before that makes one of them wait for the other"
         return Evidence(ranks=race.ranks, summary=summary)
     name = call_phrase(point) if isinstance(point, Collective) else point.api
     return Evidence(
         ranks=race.ranks,
-        summary=f"{name} is the last point before where one waits for the other",
+        summary=f"the last synchronisation before that is {name}",
         location=user_location(point.site.frames),
     )
 

@@ -67,7 +67,7 @@ class CollectiveKindMismatch(CallMismatch):
         skipped = ""
         if verdict.reason is Reason.SKIPPED:
             due = alignment.by_rank[min(verdict.others)]
-            skipped = f"; {verdict.culprits.phrase()} went past {call_phrase(due)}"
+            skipped = f"; {verdict.culprits.phrase()} never called {call_phrase(due)}"
         label = alignment.any_event.group.label
         yield self.mismatch(
             alignment,

@@ -17,6 +17,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import SampledEpochView
 
+_MOST_SEEDS: Final = 4
 _FEWEST: Final = 4
 _MANY: Final = 8
 """A data set may well have some samples twice; then a rank would have them twice, too."""
@@ -26,9 +27,8 @@ class DivergentSamplerOrder(Check[SampledEpochView]):
     """Ranks shuffle one data set differently, so that their parts overlap.
 
     ## What you see
-    In each epoch some samples are trained on several times and others never. Each rank takes its
-    part of the order that it has itself, and the parts are disjoint only if all orders are the
-    same.
+    In each epoch some samples are trained on several times and others never. Each rank shuffles all
+    samples and takes its part: the parts are disjoint only if all ranks shuffle alike.
 
     ## Example
         # wrong
@@ -39,7 +39,8 @@ class DivergentSamplerOrder(Check[SampledEpochView]):
         files = sorted(os.listdir(folder))
 
     ## How to fix
-    Give the sampler the same seed on all ranks, and sort what the data set is made of.
+    Give the sampler the same seed on all ranks: a constant, or a number that rank 0 draws and
+    broadcasts. Where the data sets differ in their order, sort what they are made of.
 
     Changes: Which samples each rank reads.
 
@@ -89,9 +90,12 @@ class DivergentSamplerOrder(Check[SampledEpochView]):
         self, view: SampledEpochView, parts: Mapping[int, EpochFed], what: str, cause: str
     ) -> Finding:
         first = parts[min(parts)]
+        seeds = list(dict.fromkeys(str(one.sampler.seed) for one in parts.values()))
+        shown = f" ({', '.join(seeds[:_MOST_SEEDS])})" if cause == "seed" and len(seeds) > 1 else ""
         is_known = view.are_reduced or any(one.members for one in parts.values())
         return self.finding(
-            f"{what} in pass {first.number + 1} over {first.dataset}: the {cause} is not the same",
+            f"{what} in pass {first.number + 1} over {first.dataset}: the {cause} is not the same"
+            f"{shown}",
             ranks=RankSet(parts),
             step=first.step,
             location=place_of(parts),

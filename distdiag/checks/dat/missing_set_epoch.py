@@ -54,8 +54,8 @@ class MissingSetEpoch(Check[SampledEpochView]):
             return
         first = found[min(found)]
         yield self.finding(
-            f"passes {first.number} and {first.number + 1} over {first.dataset} have one and "
-            f"the same order: nobody calls set_epoch of {sampler_phrase(first.sampler)}",
+            f"passes {first.number} and {first.number + 1} over {first.dataset} have the same "
+            f"order: set_epoch of {sampler_phrase(first.sampler)} is never called",
             ranks=RankSet(found),
             step=first.step,
             location=place_of(found),

@@ -8,8 +8,14 @@ from distdiag.checks.base import Check
 from distdiag.events.base import CallSite
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.relations import MaskView, Relation
+from distdiag.views.relations import Axis, MaskView, Relation
 
+_OF_PARTS: Final = (
+    "Draw here from a generator whose state is another one on each of these ranks, and leave the "
+    "others as they are: with Megatron `with get_cuda_rng_tracker().fork():` around the layer, by "
+    "hand a `torch.Generator` seeded by `seed + rank`. See whether such a block is there and is "
+    "not entered."
+)
 _MOST_CALLERS: Final = 2
 """A function that seeds is called where the program decides by what."""
 
@@ -32,9 +38,8 @@ class SharedNoise(Check[MaskView]):
         train(model)
 
     ## How to fix
-    Seed all ranks alike for the weights, and call `torch.manual_seed(seed + data-parallel rank)`
-    after the model is built (accelerate: `set_seed(seed, device_specific=True)`). Ranks that hold
-    parts of one sequence need generators of their own where they draw for these.
+    Build the model with one seed on all ranks, and then call `torch.manual_seed(seed + rank)`, with
+    the rank among those that share the batch (accelerate: `set_seed(seed, device_specific=True)`).
 
     Changes: The random numbers of all ranks but the first.
 
@@ -74,6 +79,7 @@ class SharedNoise(Check[MaskView]):
             grade=Grade.NOTE if view.doubt else Grade.LIKELY,
             confidence=0.85,
             evidence=tuple(_evidence(view)),
+            fix=self.fix if view.axis is Axis.DATA else _OF_PARTS,
         )
 
 

@@ -29,9 +29,10 @@ class ReroutedRecompute(Check[RepeatedRouting]):
         moe_layer.router.update_bias()
 
     ## How to fix
-    Save the choice of experts in the forward pass (selective checkpointing with `MUST_SAVE` for
-    `topk`), or make all that the router depends on the same in both passes: state, random numbers,
-    deterministic attention.
+    Make all that the router reads the same in both passes: change its biases and counts after the
+    backward pass, and draw random numbers from torch's generators, which checkpointing restores
+    (not from `random` or NumPy). Or save the choice of experts in the forward pass, by
+    `create_selective_checkpoint_contexts` with `MUST_SAVE` for `topk`.
 
     Changes: The memory for the saved indices.
 
@@ -63,8 +64,8 @@ class ReroutedRecompute(Check[RepeatedRouting]):
         layers = layer_names(each.repeated for each in wrong)
         tokens = "the same tokens" if same else "activations that are not quite the same"
         yield self.finding(
-            f"{layers} of {view.model} chooses other experts when activation checkpointing repeats "
-            f"its forward pass on {ranks.phrase()}, given {tokens}: "
+            f"{layers} of {view.model} chooses different experts when activation checkpointing "
+            f"repeats its forward pass on {ranks.phrase()}, given {tokens}: "
             f"{len(wrong)} of {view.num_repeated} repeated choices{noise}",
             ranks=ranks,
             step=first.step,
@@ -106,9 +107,9 @@ def _evidence(wrong: Sequence[Rerouting]) -> tuple[Evidence, ...]:
 def _how(each: Rerouting) -> str:
     scores = {event.scores for event in each.first}
     if each.repeated.scores in scores:
-        how = "equal scores, other indices"
+        how = "the same scores, but different indices"
     elif each.is_given_the_same:
-        how = "equal tokens, other scores"
+        how = "the same tokens, but different scores"
     else:
-        how = "other tokens and scores"
+        how = "different tokens and scores"
     return f"{how}, {choice_phrase(each.repeated)}"

@@ -25,9 +25,8 @@ class LostUpdate(Check[UpdateView]):
     """Steps leave a parameter as it is, because each update is smaller than its rounding.
 
     ## What you see
-    The parameter has a gradient and a learning rate, and its optimizer rounds every sum of weight
-    and update back to the weight. After training it is still what it was at the start, such as a
-    norm whose weights are exactly 1.0.
+    After training a parameter is still what it was at the start: the weights of a norm are exactly
+    1.0. It has a gradient and a learning rate, but each update is rounded away.
 
     ## Example
         model = Model().bfloat16()                      # wrong: around 1.0 bfloat16 has steps of
@@ -39,9 +38,9 @@ class LostUpdate(Check[UpdateView]):
             loss = model(batch)
 
     ## How to fix
-    Let the optimizer hold float32 weights: autocast, `MixedPrecisionPolicy(param_dtype=...)` of
-    FSDP2, or a float32 master copy. An optimizer with stochastic rounding or compensated sums does
-    it in 16 bits.
+    Keep the parameters in float32 (no `.to(torch.bfloat16)`), and compute in bfloat16 by
+    `torch.autocast`, or by `MixedPrecisionPolicy(param_dtype=torch.bfloat16)` of FSDP2. To stay at
+    16 bits takes an optimizer with stochastic rounding or compensated sums.
 
     Changes: Weights begin to move, and need four bytes each.
 
@@ -70,11 +69,11 @@ class LostUpdate(Check[UpdateView]):
         lost, grade = found[rank]
         looks = settled(view.by_rank[rank])
         one = max(lost.values(), key=lambda each: each.gradient_norm)
-        others = f", and {len(lost) - 1} more parameters" if len(lost) > 1 else ""
+        others = f" and {len(lost) - 1} more parameters" if len(lost) > 1 else ""
         steps = ", ".join(str(look.step) for look in looks)
         ranks = RankSet(each for each in found if found[each][1] is grade)
         yield self.finding(
-            f"{view.title} leaves {one.name} as it is{others}: {_reason(one)}",
+            f"{view.title} does not change {one.name}{others}: {_reason(one)}",
             ranks=ranks,
             step=looks[0].step,
             location=user_location(looks[-1].site.frames),
@@ -104,7 +103,7 @@ class LostUpdate(Check[UpdateView]):
 
 
 def _reason(one: TensorUpdate) -> str:
-    spacing = f"around {one.weight:.3g} {one.dtype} has a number every {one.spacing:.2g}"
+    spacing = f"near {one.weight:.3g} the numbers of {one.dtype} are {one.spacing:.2g} apart"
     if isnan(one.update):
         return f"{spacing}, and the learning rate is {one.learning_rate:.2g}"
     return f"{spacing}, and the mean update is {one.update:.2g}"

@@ -1,6 +1,6 @@
 """NUM011: an optimizer keeps its averages in 16 bits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from distdiag.checks.base import Check
@@ -18,8 +18,9 @@ class NarrowOptimizerState(Check[UpdateView]):
     """An optimizer keeps its running averages in 16 bits, as it does the parameters.
 
     ## What you see
-    The loss stays above that of a run with float32 state, above all late in training: an average
-    with a weight of 0.999 changes by less than a number of bfloat16 can tell, so it stands still.
+    The loss stays above that of a run with float32 state, above all late in training: with a beta
+    of 0.999 a running average changes by less than the numbers of bfloat16 are apart, and stands
+    still.
 
     ## Example
         model = Model().bfloat16()                       # wrong: exp_avg and exp_avg_sq are
@@ -28,8 +29,9 @@ class NarrowOptimizerState(Check[UpdateView]):
         optimizer = AdamW(model.float().parameters())    # right: float32 state, and autocast
 
     ## How to fix
-    Let the optimizer hold float32 parameters, from which its state takes the type, and compute in
-    bfloat16 by autocast or by the policy of the wrapper.
+    Keep the parameters in float32 (no `.to(torch.bfloat16)`): the state of an optimizer has the
+    type of its parameter. Compute in bfloat16 by `torch.autocast`, or by
+    `MixedPrecisionPolicy(param_dtype=torch.bfloat16)` of FSDP2.
 
     Changes: Averages follow the gradients; each state needs four bytes.
 
@@ -60,7 +62,7 @@ class NarrowOptimizerState(Check[UpdateView]):
             return
         first = narrow[min(ranks)]
         lost = any(lost_narrow(view.by_rank[rank]) for rank in ranks)
-        kept = " and ".join(f"{key} in {dtype}" for key, dtype in _narrow_state(first[0]))
+        kept = _kept(_narrow_state(first[0]))
         look = view.by_rank[min(ranks)][-1]
         yield self.finding(
             f"{view.title} keeps {kept} for {first[0].name}"
@@ -74,6 +76,14 @@ class NarrowOptimizerState(Check[UpdateView]):
             confidence=0.85,
             evidence=f"parameters with state of 16 bits: {len(first)}, of type {first[0].dtype}",
         )
+
+
+def _kept(state: Sequence[tuple[str, str]]) -> str:
+    """Return ``exp_avg and exp_avg_sq in bfloat16``."""
+    keys: dict[str, list[str]] = {}
+    for key, dtype in state:
+        keys.setdefault(dtype, []).append(key)
+    return ", ".join(f"{' and '.join(each)} in {dtype}" for dtype, each in keys.items())
 
 
 def _narrow_state(one: TensorUpdate) -> list[tuple[str, str]]:

@@ -97,8 +97,9 @@ class LocalBatchStatistics(Check[NormalisedFeeds]):
         model = DistributedDataParallel(detector)
 
     ## How to fix
-    Convert the model with `SyncBatchNorm.convert_sync_batchnorm`, freeze the statistics, or use a
-    norm that does not look at the batch.
+    Convert the model with `SyncBatchNorm.convert_sync_batchnorm(model)` before it is wrapped (it
+    needs GPUs). Or leave the batch-norm layers in `eval()`, or use a norm that does not look at the
+    batch, such as `nn.GroupNorm`.
 
     Changes: By what each layer normalises; a little more communication.
 
@@ -133,8 +134,8 @@ class LocalBatchStatistics(Check[NormalisedFeeds]):
         most = max(apart, key=lambda name: apart[name].of_deviation)
         is_sure = number <= _TINY and not view.is_shared_work
         yield self.finding(
-            f"{first.num_local_norms} layers of {view.model} normalise by the statistics of "
-            f"{number} samples, each rank by its own: the means of {most} are "
+            f"{first.num_local_norms} batch-norm layers of {view.model} normalise by the "
+            f"statistics of each rank's own {number} samples: the means of {most} are "
             f"{apart[most].of_deviation:.1f} standard deviations apart",
             ranks=view.ranks,
             step=first.step,

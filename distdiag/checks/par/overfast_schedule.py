@@ -12,16 +12,19 @@ from distdiag.views.alignment import ScheduleView
 
 _NOTHING: Final = 1e-3
 """A rate that is so small, relative to the highest one, is the end of a schedule."""
+_OF_METRIC: Final = (
+    "Take ReduceLROnPlateau out of what `accelerator.prepare(...)` is given, and go on calling "
+    "`scheduler.step(value)` once for each epoch on every rank."
+)
 
 
 class OverfastSchedule(Check[ScheduleView]):
     """A learning-rate schedule is advanced once for each rank at every step.
 
     ## What you see
-    The learning rate reaches its end too early, by the number of ranks, and the rest of the
-    training changes nothing. A framework advances a prepared scheduler once for each process. One
-    that goes by a metric takes the same value for as many epochs without progress, and lowers the
-    rate before its patience is over.
+    The learning rate falls N times too fast on N ranks, and the rest of the training changes
+    nothing: accelerate steps a scheduler that it has prepared once for each process. For
+    ReduceLROnPlateau one value then counts as N epochs without progress.
 
     ## Example
         # wrong: 1000 steps on 4 ranks end after 250
@@ -32,8 +35,8 @@ class OverfastSchedule(Check[ScheduleView]):
         scheduler = accelerator.prepare(scheduler)
 
     ## How to fix
-    Advance the scheduler once for each optimizer step, or multiply its number of steps by the
-    number of processes. Do not hand one that goes by a metric to the framework; call it yourself.
+    Call `step()` of the scheduler once for each optimizer step: do not hand it to
+    `accelerator.prepare`, or multiply its number of steps by `accelerator.num_processes`.
 
     Changes: The learning rate of every step but the first.
 
@@ -96,11 +99,12 @@ def fast_finding(
         subjects=(first.name,),
         grade=Grade.LIKELY,
         confidence=0.9,
+        fix=_OF_METRIC if reason and first.follows_metric else check.fix,
         evidence=(
             Evidence(
                 ranks=RankSet(found),
-                summary=f"{first.num_advances} advances in {first.num_steps} steps; the rate "
-                f"was {first.peak_rate:g} at most and is {first.last_rate:g}",
+                summary=f"{first.num_advances} calls of step() in {first.num_steps} steps; the "
+                f"rate was {first.peak_rate:g} at most and is {first.last_rate:g}",
                 values={
                     "num_advances": first.num_advances,
                     "num_steps": first.num_steps,

@@ -18,10 +18,10 @@ _FEW: Final = 0.1
 _SOME: Final = 0.05
 
 _KNOWN_BY: Final = {
-    ReplicaEvidence.MESH: "the tensor is replicated over them on its mesh",
-    ReplicaEvidence.WRAPPER: "one wrapper keeps them in step",
-    ReplicaEvidence.UNSYNCED: "DDP keeps them in step, but does not reduce every gradient",
-    ReplicaEvidence.BYPASSED: "DDP keeps them in step, but its forward pass was not called",
+    ReplicaEvidence.MESH: "its mesh replicates the tensor over these ranks",
+    ReplicaEvidence.WRAPPER: "one wrapper should keep them the same",
+    ReplicaEvidence.UNSYNCED: "DDP should keep them the same, but does not reduce every gradient",
+    ReplicaEvidence.BYPASSED: "DDP should keep them the same, but its forward pass was not called",
     ReplicaEvidence.LONE: "DDP was given a group of one rank, so that it reduces nothing",
     ReplicaEvidence.REDUCED: "the program itself reduces its gradient over them",
     ReplicaEvidence.SENT: "the program itself has sent the tensor to them",

@@ -84,8 +84,9 @@ class PartlyReducedGradient(Check[ContributionView]):
                 optimizer.step()
 
     ## How to fix
-    Reduce in the last backward pass before the step, over all ranks: it takes along what the
-    passes before it have accumulated. DDP decides so in the forward pass.
+    Let the last backward pass before the step reduce, and not an earlier one: leave `no_sync()` (or
+    set `require_backward_grad_sync = True`) for that pass, before its forward pass, in which DDP
+    decides. It takes along what the passes before it have accumulated.
 
     Changes: The gradient of every copy: it becomes the mean over all passes of all ranks.
 
@@ -130,9 +131,9 @@ class PartlyReducedGradient(Check[ContributionView]):
         ranks = RankSet(rank for each, _ in shown for rank in each.ranks)
         yield self.finding(
             f"the gradient of {first_and_more(names)} of {view.model} that step {first.step} "
-            f"applies is only partly reduced over {RankSet(first.holders).phrase()}: "
-            f"{_passes(passes.own, first)} gave is each rank's own, and was added to the sum of "
-            f"{_passes(passes.summed, first)} gave on all of them",
+            f"applies is only partly reduced over {RankSet(first.holders).phrase()}: it was "
+            f"reduced in {_passes(passes.summed, first)}, and {_passes(passes.own, first)} added "
+            f"each rank's own",
             ranks=ranks,
             step=first.step,
             location=user_location(view.site.frames),
@@ -152,8 +153,8 @@ class PartlyReducedGradient(Check[ContributionView]):
         return self.finding(
             f"the gradient of {first_and_more(first.names)} of {view.model} that step {first.step} "
             f"applies is only partly reduced over {RankSet(first.holders).phrase()}: it holds "
-            f"{_passes(passes.applied, first)} gave, but {_passes(passes.late, first)} gave comes "
-            "a step late",
+            f"{_passes(passes.applied, first)}, but {_passes(passes.late, first)} comes a step "
+            "late",
             ranks=ranks,
             step=first.step,
             location=user_location(view.site.frames),
@@ -173,9 +174,9 @@ class PartlyReducedGradient(Check[ContributionView]):
         first = lacking[0]
         missing = RankSet(rank for each in lacking for rank in missing_ranks(each))
         return self.finding(
-            f"what {missing.phrase()} gave for the gradient of {first_and_more(first.names)} of "
-            f"{view.model} is not in the sum that {RankSet(first.ranks).phrase()} apply at step "
-            f"{first.step}",
+            f"the gradient of {first_and_more(first.names)} of {view.model} that "
+            f"{RankSet(first.ranks).phrase()} apply at step {first.step} lacks the part of "
+            f"{missing.phrase()}",
             ranks=missing,
             step=first.step,
             location=user_location(view.site.frames),
@@ -198,10 +199,10 @@ _FIRST: Final = 4
 def _passes(numbers: Sequence[int], found: Contribution) -> str:
     """Name passes by their numbers from 1 on; those between many are one."""
     if found.num_passes >= _MOST_TOLD_APART:
-        return "what the first backward passes" if min(numbers) < _FIRST else "what later ones"
+        return "the first backward passes" if min(numbers) < _FIRST else "later ones"
     listed = RankSet(number + 1 for number in numbers)
     word = "pass" if len(numbers) == 1 else "passes"
-    return f"what backward {word} {listed} of {found.num_passes}"
+    return f"backward {word} {listed} of {found.num_passes}"
 
 
 def in_words(found: Contribution) -> str:

@@ -23,7 +23,7 @@ def test_an_order_that_comes_again_is_named_once_for_all_ranks():
     (finding,) = judged(repeated(0), repeated(1))
     assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.WARNING)
     assert (finding.grade, finding.location.line) == (Grade.PROVEN, 10)
-    assert "passes 1 and 2 over Data have one and the same order" in finding.message
+    assert "passes 1 and 2 over Data have the same order" in finding.message
     assert "DistributedSampler (seed 0, epoch 0, part 0 of 2)" in finding.message
 
 

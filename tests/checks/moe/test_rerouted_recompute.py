@@ -23,9 +23,9 @@ def test_a_repeated_pass_that_routes_otherwise_is_named():
 @pytest.mark.parametrize(
     ("values", "how"),
     [
-        ({}, "equal scores, other indices"),
-        ({"scores": "others"}, "equal tokens, other scores"),
-        ({"scores": "others", "given": "others"}, "other tokens and scores"),
+        ({}, "the same scores, but different indices"),
+        ({"scores": "others"}, "the same tokens, but different scores"),
+        ({"scores": "others", "given": "others"}, "different tokens and scores"),
     ],
 )
 def test_the_evidence_says_where_the_passes_part(values, how):

@@ -90,7 +90,7 @@ def test_what_a_rank_holds_comes_before_what_another_one_gets_of_it():
 
 
 def test_a_batch_that_holds_it_already_is_to_be_looked_at_and_not_the_model():
-    given = place("input", "")
+    given = place("input", "", number=1)
     (found,) = judged(report(0, 3), report(1, 3, given))
 
     assert list(found.ranks) == [1]

@@ -25,7 +25,7 @@ def test_a_parameter_that_no_step_moves_is_named_with_the_reason():
     assert found.severity is Severity.WARNING
     assert found.subjects == ("norm.weight",)
     assert found.step == 1
-    assert "a number every 0.0078, and the mean update is 0.0001" in found.message
+    assert "are 0.0078 apart, and the mean update is 0.0001" in found.message
 
 
 @pytest.mark.parametrize(

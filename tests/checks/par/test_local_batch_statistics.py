@@ -35,7 +35,10 @@ def test_means_of_two_samples_that_differ_between_ranks_are_named():
     (finding,) = judged()
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert (finding.location.line, finding.subjects) == (20, ("backbone.1",))
-    assert "3 layers of DDP Net normalise by the statistics of 2 samples" in finding.message
+    assert (
+        "3 batch-norm layers of DDP Net normalise by the statistics of each rank's own 2 samples"
+        in finding.message
+    )
     assert "standard deviations apart" in finding.message
 
 

@@ -46,8 +46,8 @@ def test_passes_after_the_one_that_was_reduced_are_reported():
     assert (finding.code, finding.severity) == ("SHD021", Severity.ERROR)
     assert set(finding.subjects) == set(NAMES)
     assert finding.ranks == RankSet([0, 1])
-    assert "what backward passes 2-4 of 4 gave is each rank's own" in finding.message
-    assert "the sum of what backward pass 1 of 4 gave" in finding.message
+    assert "backward passes 2-4 of 4 added each rank's own" in finding.message
+    assert "it was reduced in backward pass 1 of 4" in finding.message
     assert finding.location.line == 12
 
 
@@ -147,8 +147,8 @@ def test_a_pass_that_comes_a_step_late_is_reported():
         Severity.ERROR,
         Grade.LIKELY,
     )
-    assert "holds what backward pass 1 of 2 gave" in finding.message
-    assert "what backward pass 2 of 2 gave comes a step late" in finding.message
+    assert "holds backward pass 1 of 2" in finding.message
+    assert "backward pass 2 of 2 comes a step late" in finding.message
     assert "of the step before" in finding.evidence[0].summary
 
 
