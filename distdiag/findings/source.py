@@ -57,6 +57,11 @@ class Loop:
     exit: Guard | None = None
     under: tuple[Guard, ...] = ()
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether a condition ends it, and not the number of its items."""
+        return bool(self.test) or self.exit is not None
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
@@ -219,8 +224,8 @@ def loop_lines(frame: Frame, *, with_head: bool = False) -> frozenset[tuple[str,
     )
 
 
-def innermost_loop(frame: Frame, outside: frozenset[tuple[str, int]]) -> Loop | None:
-    """Return the innermost loop that holds the frame's line and is none of those `outside`."""
+def loops_around(frame: Frame, outside: frozenset[tuple[str, int]]) -> Iterator[Loop]:
+    """Yield the loops that hold the frame's line, the innermost first, but for those `outside`."""
     source = _read(frame.file)
     around = loop_lines(frame) - outside
     for node in reversed(_chain(source, frame.line)):
@@ -233,13 +238,12 @@ def innermost_loop(frame: Frame, outside: frozenset[tuple[str, int]]) -> Loop | 
             for guard in guards(frame)
             if node.lineno < guard.location.line <= last and not _is_left_under(node, guard)
         )
-        return Loop(
+        yield Loop(
             _location(source, frame, node.lineno),
             test="" if test is None or isinstance(test, ast.Constant) else ast.unparse(test),
             exit=next((_guard(source, frame, each) for each in _exits(node)), None),
             under=under,
         )
-    return None
 
 
 def _exits(loop: ast.AST) -> Iterator[ast.If]:

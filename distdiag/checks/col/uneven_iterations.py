@@ -26,7 +26,7 @@ class UnevenIterations(Check[CollectiveView | OpenCollective]):
     ## What you see
     The extra pass has no partner: it hangs, or pairs with the next collective of the ranks that
     went on, and the values are wrong without an error. The number of passes depends on something
-    local: the length of this rank's data, its loss, its tokens, its signal.
+    local: the length of this rank's data, its loss, its clock, a signal that it got.
 
     ## Example
         # wrong: each rank stops by its own loss
@@ -143,7 +143,15 @@ _OF_ITEMS: Final = (
 
 
 def _conditions(found: UnevenLoop) -> Iterator[Evidence]:
-    for guard in found.loop.under if found.loop else ():
+    if found.loop is None:
+        return
+    if found.loop.exit is not None:
+        yield Evidence(
+            ranks=found.leavers,
+            summary=f"leaves the loop if `{found.loop.exit.text}`",
+            location=found.loop.exit.location,
+        )
+    for guard in found.loop.under:
         yield Evidence(
             ranks=found.stayers | found.leavers,
             summary=f"in the loop the call stands under `{guard.text}`",

@@ -13,9 +13,9 @@ from distdiag.findings.source import (
     Guard,
     Loop,
     are_exclusive,
-    innermost_loop,
     is_readable,
     loop_lines,
+    loops_around,
     rank_guards,
 )
 from distdiag.views.alignment import Alignment, Trigger
@@ -287,16 +287,17 @@ def _is_outside(going: tuple[Frame, ...], stay: tuple[Frame, ...], *, default: b
 
 
 def _loop_left(stay: tuple[Frame, ...], going: tuple[Frame, ...]) -> Loop | None:
-    """Return the loop that `stay` is inside and `going` is out of, the innermost if there are more.
+    """Return the loop that `stay` is inside and `going` is out of.
 
-    In the function in which the two part, if there is one there: a loop of a function that is
-    called from it runs as often on all ranks.
+    If there are more, the outermost that a condition ends; else the innermost of the outermost
+    function, since a loop of a function that is called from there runs as often on all ranks.
     """
     split = _first_difference(stay, going)
     frames = stay[: stay.index(split[0]) + 1] if split is not None else stay
     outside = loop_lines(split[1], with_head=True) if split is not None else frozenset()
-    loops = (innermost_loop(frame, outside) for frame in reversed(frames))
-    return next((loop for loop in loops if loop is not None), None)
+    by_frame = [found for frame in reversed(frames) if (found := [*loops_around(frame, outside)])]
+    decided = (loop for found in by_frame for loop in reversed(found) if loop.is_decided)
+    return next(decided, by_frame[0][0] if by_frame else None)
 
 
 def _readable(frames: tuple[Frame, ...]) -> bool:

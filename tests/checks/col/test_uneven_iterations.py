@@ -97,6 +97,15 @@ BY_LOSS = """
                 break
         dist.barrier()
     """
+BY_EPOCH = """
+    def main():
+        for epoch in range(9):
+            for batch in loader:
+                dist.all_reduce(loss)
+            if loss < best:
+                break
+        dist.barrier()
+    """
 BY_TEST = """
     def main():
         while loss > best:
@@ -116,9 +125,16 @@ BY_TEST = """
             "Find out why `if scaler.steps_taken % 4 == 0:` (line 3) holds on some ranks only.",
         ),
         (BY_LOSS, "while True", ["dist.all_reduce"], "the condition `loss < best` of line 5 (MAX)"),
+        (BY_EPOCH, "for epoch", ["dist.all_reduce"], "the condition `loss < best` of line 5 (MAX)"),
         (BY_TEST, "while loss", ["dist.all_reduce"], "the condition `loss > best` of line 2 (MAX)"),
     ],
-    ids=["items", "a condition in the loop", "a way out", "its own condition"],
+    ids=[
+        "items",
+        "a condition in the loop",
+        "a way out",
+        "a way out of the outer one",
+        "its own condition",
+    ],
 )
 def test_the_fix_is_about_what_ends_the_loop(tmp_path, text, loop, lines, advice):
     program, job = Program(tmp_path, text), Job()
