@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Finding
+from distdiag.findings.finding import Finding, Location
 
 _RANKS: Final = re.compile(r"\branks? \d+(?:[-,]\d+)*")
 
@@ -46,18 +46,47 @@ class Folded:
 
 def folded(findings: Iterable[Finding]) -> list[Folded]:
     """Put what was seen once more by other checks under the finding that came first."""
-    found: dict[tuple[object, ...], list[Finding]] = {}
-    for number, finding in enumerate(findings):
-        key: tuple[object, ...] = (finding.location, finding.subjects, finding.ranks)
-        is_known = finding.location is not None and finding.subjects and finding.ranks
-        found.setdefault(key if is_known else (number,), []).append(finding)
+    found: list[list[Finding]] = []
+    for finding in findings:
+        group = next((each for each in found if _is_of_one_thing(each[0], finding)), None)
+        if group is None:
+            found.append([finding])
+        else:
+            group.append(finding)
     seen: set[tuple[str, str, str]] = set()
     groups = []
-    for first, *others in found.values():
+    for first, *others in found:
         advice = (first.code, first.why, first.fix)
         groups.append(Folded(first, tuple(others), advice in seen))
         seen.add(advice)
     return groups
+
+
+def _is_of_one_thing(first: Finding, other: Finding) -> bool:
+    """Say whether two findings show one fault: of the same ranks, subjects and place.
+
+    Checks of one family need not agree wholly: one names a place that the other one shows, and
+    some of its subjects.
+    """
+    if not (first.ranks and first.ranks == other.ranks and first.subjects and first.location):
+        return False
+    if first.subjects == other.subjects and first.location == other.location:
+        return True
+    is_family = _family(first) == _family(other) and first.code != other.code
+    return (
+        is_family
+        and not set(first.subjects).isdisjoint(other.subjects)
+        and other.location is not None
+        and (other.location in _places(first) or first.location in _places(other))
+    )
+
+
+def _family(finding: Finding) -> str:
+    return finding.code.rstrip("0123456789")
+
+
+def _places(finding: Finding) -> set[Location | None]:
+    return {finding.location, *(each.location for each in finding.evidence)}
 
 
 def _merged(group: list[Finding]) -> Finding:

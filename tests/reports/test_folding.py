@@ -1,7 +1,7 @@
 """Findings that say the same are said once, and nothing of them is lost."""
 
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Severity
+from distdiag.findings.finding import Evidence, Location, Severity
 from distdiag.reports.folding import folded, said_once
 from tests.reports.synthetic_run import make_finding
 
@@ -48,6 +48,22 @@ def test_another_check_that_saw_the_same_line_and_subjects_is_folded():
     assert [group.finding for group in groups] == [first, elsewhere]
     assert groups[0].also == (drift,)
     assert [group.is_repeated for group in groups] == [False, True]
+
+
+def test_checks_of_one_family_that_show_the_same_place_and_file_are_folded():
+    write, read = (Location("train.py", line, "main", "") for line in (51, 41))
+    there = (Evidence(ranks=RankSet({1}), summary="writes it", location=write),)
+    of_file = {"subjects": ("images.bin",)}
+    writers = of_rank(1, code="BAR002", location=write, **of_file)
+    race = of_rank(1, code="BAR001", location=read, evidence=there, **of_file)
+    assert [group.finding for group in folded([writers, race])] == [writers]
+    for other in (
+        of_rank(1, code="BAR001", location=read, **of_file),  # it does not show the line
+        of_rank(1, code="CKP008", location=read, evidence=there, **of_file),
+        of_rank(1, code="BAR001", location=read, evidence=there, subjects=("labels.bin",)),
+        of_rank(2, code="BAR001", location=read, evidence=there, **of_file),
+    ):
+        assert len(folded([writers, other])) == 2
 
 
 def test_findings_without_a_line_are_never_folded():
