@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from distdiag.checks.shared.failures import GRACE_NS, says_peer_is_gone
+from distdiag.checks.shared.failures import GRACE_NS, says_interrupted, says_peer_is_gone
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import (
     Exited,
@@ -37,6 +37,7 @@ class RankStatuses:
         self._raised: set[int] = set()
         self._gone: set[int] = set()
         self._missed_peers: set[int] = set()
+        self._failed: set[int] = set()
         self._left_ns: dict[int, int] = {}
         self._cause: Outcome | None = None
         self._is_cause_sure = False
@@ -55,6 +56,8 @@ class RankStatuses:
                 self._leave(event, self._raised, 1)
                 if says_peer_is_gone(event.type, event.message):
                     self._missed_peers.add(event.rank)
+                elif not says_interrupted(event.type):
+                    self._failed.add(event.rank)
             case Exited():
                 self._leave(event, self._gone, event.status)
             case Monitored(act="aborted"):
@@ -69,7 +72,8 @@ class RankStatuses:
     def settle(self, *, is_hung: bool) -> None:
         """Decide what ended the run, when the first rank ended badly.
 
-        That a peer is gone may be told before the peer is seen dead: so far the cause is not sure.
+        That a peer is gone may be told before the peer is seen dead, and a rank that its launcher
+        has ended may be seen before the exception of the other: so far the cause is not sure.
         """
         if self._is_cause_sure:
             return
@@ -78,8 +82,10 @@ class RankStatuses:
             self._was_hung = is_hung
             return
         first = min(bad, key=self._order)
-        self._is_cause_sure = first not in self._missed_peers or not self.undisturbed
-        is_killed = first in self.died or was_asked_to_end(self.exit_status.get(first))
+        was_asked = was_asked_to_end(self.exit_status.get(first))
+        is_doubtful = first in self._missed_peers or (first in self.died and was_asked)
+        self._is_cause_sure = not (is_doubtful and self.undisturbed)
+        is_killed = first in self.died or was_asked
         self._cause = Outcome.KILLED if is_killed else Outcome.FAILED
         if self._was_hung:
             self._cause = Outcome.HUNG  # whatever ended it: that is why somebody did
@@ -87,14 +93,16 @@ class RankStatuses:
     def _order(self, rank: int) -> tuple[bool, int, bool]:
         """Return what the first bad end is the least of.
 
-        A status of its own comes before the signal by which a launcher ends the others then: when a
-        rank died is known only roughly. So does a death before the exception by which a peer tells
-        of it: a killed process closes its connections before anybody sees it dead. With equal times
-        it is the death that was seen late.
+        A status or exception of its own comes before the signal by which a launcher ends the others
+        then: when a rank died is known only roughly. So does a death before the exception by which
+        a peer tells of it: a killed process closes its connections before anybody sees it dead.
+        With equal times it is the death that was seen late.
         """
-        has_exited = any(self.exit_status[r] > 0 for r in self._finished - self._raised)
+        has_failed = self._failed or any(
+            self.exit_status[r] > 0 for r in self._finished - self._raised
+        )
         is_by_signal = rank in self.died and was_asked_to_end(self.exit_status.get(rank))
-        comes_after = (has_exited and is_by_signal) or self._tells_of_a_death(rank)
+        comes_after = (has_failed and is_by_signal) or self._tells_of_a_death(rank)
         return (comes_after, self._left_ns[rank], rank not in self.died)
 
     def _tells_of_a_death(self, rank: int) -> bool:

@@ -7,6 +7,7 @@ from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, R
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
 
+INTERRUPT = "KeyboardInterrupt"
 GONE = "Connection closed by peer [127.0.0.1]:29500"
 
 
@@ -14,12 +15,12 @@ def finished(rank, status=0, time_ns=0):
     return Finished(rank=rank, seq=0, time_ns=time_ns, exit_status=status)
 
 
-def raised(rank, thread="MainThread", time_ns=0, message=""):
+def raised(rank, thread="MainThread", time_ns=0, message="", kind="ValueError"):
     return Raised(
         rank=rank,
         seq=0,
         time_ns=time_ns,
-        type="ValueError",
+        type=kind,
         message=message,
         frames=(),
         traceback="",
@@ -54,6 +55,11 @@ def exited(rank, status=None, time_ns=0):
         ([[raised(0, time_ns=5, message=GONE), exited(1, -15, time_ns=6)]], Outcome.FAILED),
         ([[raised(0, time_ns=5, message=GONE), exited(1, -9, time_ns=31 * 10**9)]], Outcome.FAILED),
         ([[exited(0, -15, time_ns=1), finished(1, 3, time_ns=2)]], Outcome.FAILED),
+        # The launcher ended a rank after the other had raised, and nobody saw when.
+        ([[exited(0, -15, time_ns=1), raised(1, time_ns=2)]], Outcome.FAILED),
+        ([[exited(0, -15, time_ns=1)], [raised(1, time_ns=2)]], Outcome.FAILED),
+        ([[exited(0, -15, time_ns=1)], [raised(1, time_ns=2, message=GONE)]], Outcome.KILLED),
+        ([[exited(0, -15, time_ns=1), raised(1, time_ns=2, kind=INTERRUPT)]], Outcome.KILLED),
         ([[exited(0, -15)], [exited(1, -15)]], Outcome.KILLED),
         ([[finished(0, 143), finished(1, 143)]], Outcome.KILLED),
     ],

@@ -189,6 +189,11 @@ def says_peer_is_gone(kind: str, message: str) -> bool:
     return _PEER_IS_GONE.search(f"{kind}: {_EXPLANATION.sub('', message)}") is not None
 
 
+def says_interrupted(kind: str) -> bool:
+    """Say whether an exception of this type is what becomes of a signal."""
+    return kind.rsplit(".", 1)[-1] in _INTERRUPTIONS
+
+
 def aborted_in_collective(state: RankState, states: States) -> bool:
     """Say whether a process was aborted because a collective of it did not end in time.
 
@@ -209,7 +214,7 @@ def known_fault_of(state: RankState) -> KnownFault | None:
 
 def is_interruption(state: RankState) -> bool:
     """Say whether the exception only passes on that somebody ended the run."""
-    return state.raised is not None and state.raised.type.rsplit(".", 1)[-1] in _INTERRUPTIONS
+    return state.raised is not None and says_interrupted(state.raised.type)
 
 
 def contradicting_rank(state: RankState, states: States) -> int | None:
