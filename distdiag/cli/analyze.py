@@ -8,6 +8,7 @@ from typing import BinaryIO, Final, TypedDict, Unpack
 import click
 
 from distdiag.analysis import Progress, analyze, split_jobs
+from distdiag.checks import load_checks
 from distdiag.cli.options import codes
 from distdiag.cli.show import (
     baseline_option,
@@ -17,10 +18,12 @@ from distdiag.cli.show import (
     show_report,
     verbose_option,
 )
+from distdiag.config import load_config
 from distdiag.config.selection import Selection
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Report
 from distdiag.findings.ignores import Ignores
+from distdiag.reports import reporter_names
 from distdiag.reports.gate import Gate
 
 _PIPE: Final = Path("-")
@@ -31,6 +34,7 @@ class _Options(TypedDict):
     ranks_by_file: dict[str, int]
     report_formats: tuple[str, ...]
     baseline: Path | None
+    config: str | None
     verbose: bool
     quiet: bool
     select: tuple[str, ...]
@@ -71,6 +75,11 @@ def _ranks_by_file(
 @click.option(
     "--ignore", default="", callback=codes, metavar="CODES", help="Leave these checks out."
 )
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="Read which checks run and what is ignored from a TOML file [./distdiag.toml].",
+)
 def command(**options: Unpack[_Options]) -> int:
     """Check dumps, logs and run directories of a job.
 
@@ -82,9 +91,13 @@ def command(**options: Unpack[_Options]) -> int:
     paths = [path for path in options["paths"] if path != _PIPE]
     piped = sys.stdin.buffer if len(paths) < len(options["paths"]) else None
     jobs = split_jobs(paths)
-    gate = Gate("error", Ignores(baseline=reasons_of(options["baseline"])))
+    config = load_config({key: options[key] or None for key in ("config", "select", "ignore")})
+    config.validate(codes=load_checks(), reporters=reporter_names())
+    reasons = reasons_of(options["baseline"] or config.baseline)
+    gate = Gate(config.fail_on, Ignores(config.ignored, reasons))
     with Progress() as progress:
-        reports = [gate.judged(each) for each in _reports(jobs, piped, options, progress)]
+        found = _reports(jobs, piped, options, config.selection, progress)
+        reports = [gate.judged(each) for each in found]
     for report in reports:
         show_report(
             report,
@@ -99,6 +112,7 @@ def _reports(
     jobs: Sequence[Sequence[Path]],
     piped: BinaryIO | None,
     options: _Options,
+    selection: Selection,
     progress: Progress,
 ) -> Iterator[Report]:
     """Yield a report for each job; one that has nothing to check is told in one line.
@@ -114,7 +128,7 @@ def _reports(
                 paths,
                 stream=piped,
                 ranks_by_file=options["ranks_by_file"],
-                selection=Selection(options["select"], options["ignore"]),
+                selection=selection,
                 progress=progress.show,
                 complain=progress.complain,
             )

@@ -17,7 +17,7 @@ from distdiag.cli.show import (
     show_report,
     verbose_option,
 )
-from distdiag.config import FailOn
+from distdiag.config import Config, FailOn, load_config
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Report, Severity
 from distdiag.findings.ignores import Ignores
@@ -39,6 +39,7 @@ class _Options(TypedDict):
     output: Path | None
     traces: tuple[Path, ...]
     baseline: Path | None
+    config: str | None
     fail_on: FailOn | None
     verbose: bool
     quiet: bool
@@ -67,6 +68,9 @@ class _Options(TypedDict):
     help="Exit with 1 at a finding this bad [as the run was told].",
 )
 @baseline_option
+@click.option(
+    "--config", metavar="FILE", help="Ignore what a TOML file such as distdiag.toml says, too."
+)
 @verbose_option
 @quiet_option
 def command(**options: Unpack[_Options]) -> int:
@@ -103,10 +107,13 @@ def _read(path: Path, options: _Options) -> Report:
     if (
         options["fail_on"] is None
         and options["baseline"] is None
+        and options["config"] is None
         and report.exit_status is not None
     ):
         return report
-    ignores = Ignores(baseline=reasons_of(options["baseline"]))
+    config = load_config({"config": options["config"]}) if options["config"] else Config()
+    reasons = reasons_of(options["baseline"] or config.baseline)
+    ignores = Ignores(config.ignored, reasons)
     return Gate(options["fail_on"] or report.fail_on, ignores).judged(report)
 
 

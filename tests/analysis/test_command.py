@@ -61,6 +61,19 @@ def test_a_finding_ends_with_status_1_and_the_culprit(analyze, tmp_path):
     assert done.stderr == ""
 
 
+def test_what_the_configuration_ignores_is_counted_and_does_not_fail(analyze, tmp_path):
+    dumps = stuck_job(tmp_path / "dumps")
+    rule = '[[ignore]]\ncodes = ["COL001"]\nreason = "rank 2 is drained"\n'
+    (tmp_path / "distdiag.toml").write_text(rule)
+    done = analyze(dumps)
+    assert done.returncode == 0, done.stdout
+    assert "1 finding ignored." in done.stdout
+    (tmp_path / "other.toml").write_text('ignore = ["NOSUCH"]\n')
+    wrong = analyze(dumps, "--config", "other.toml")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert 'unknown code or prefix "NOSUCH"' in wrong.stderr
+
+
 def test_no_finding_ends_with_status_0(analyze, tmp_path):
     done = analyze(healthy_job(tmp_path / "dumps"))
     assert (done.returncode, done.stderr) == (0, "")

@@ -150,6 +150,17 @@ def test_what_a_baseline_knows_does_not_fail_a_report(distdiag, tmp_path):
     }
 
 
+def test_a_report_may_be_judged_by_new_rules(distdiag, tmp_path):
+    runs_of(tmp_path, a=make_report(make_finding()))
+    code = make_finding().code
+    rule = f'[[ignore]]\ncodes = ["{code}"]\nreason = "meant"\n'
+    (tmp_path / "rules.toml").write_text(rule)
+    assert distdiag("report").returncode == 1
+    shown = distdiag("report", "--config", "rules.toml", "--format", "json")
+    assert shown.returncode == 0
+    assert [each["reason"] for each in json.loads(shown.stdout)["ignored"]] == ["meant"]
+
+
 def test_a_baseline_written_again_keeps_reasons_and_what_it_knew(distdiag, tmp_path):
     run = runs_of(tmp_path, a=make_report(make_finding())) / "a"
     distdiag("baseline", "-o", "known.json")

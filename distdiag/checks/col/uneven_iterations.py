@@ -153,7 +153,7 @@ def _conditions(found: UnevenLoop) -> Iterator[Evidence]:
         )
     for guard in found.loop.under:
         yield Evidence(
-            ranks=found.stayers | found.leavers,
+            ranks=RankSet(found.stayers | found.leavers),
             summary=f"in the loop the call stands under `{guard.text}`",
             location=guard.location,
         )
