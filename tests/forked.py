@@ -311,7 +311,7 @@ def _libraries_of(request: Mapping[str, Any]) -> tuple[str, ...]:
     paths = [Path(request["folder"], each) for each in request["command"]]
     script = next((path for path in paths if path.suffix == ".py" and path.is_file()), None)
     text = script.read_text(errors="replace") if script else ""
-    # What a function imports may be meant to find something, as a variable of the environment.
+    # What a function imports may be intended to find something, as a variable of the environment.
     imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
     compilers = {"inductor"} if "inductor" in request["command"] else set()
     return tuple(sorted((imported | compilers) & PRELOADED_FOR.keys()))

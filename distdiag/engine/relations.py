@@ -540,7 +540,7 @@ class RelationAligner(Aligner):
         masks = [(each, draws) for each in own if (draws := _equal_masks(each))]
         noise = [(each, draws) for each in own if (draws := _equal_noise(each))]
         seeded = [SEEDED_BY_LIBRARY] if _has_library_seed(passes) else []
-        # What is drawn for no activation may be meant for all of a batch.
+        # What is drawn for no activation may be intended for all of a batch.
         exceptions = [*exceptions, *seeded]
         if any(_may_be_samples(each, d) for each, draws in noise for d in draws.values()):
             exceptions.append(DIVIDED_LATER)

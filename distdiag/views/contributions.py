@@ -86,7 +86,7 @@ COARSE: Final = 2.0**-8
 
 ALIKE: Final = 0.01
 """Coefficients are the same, or nothing, up to this part of the greatest one: weights by the counts
-of tokens, which may be meant, differ by more."""
+of tokens, which may be intended, differ by more."""
 
 _MANY_TIMES: Final = 8.0
 """So many times what half of them are off by, no parameter is."""

@@ -45,7 +45,7 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """When ranks may be related in another way: `reason` ends ``it may be meant, since …``."""
+    """When ranks may be related in another way: `reason` ends ``it may be intended, since …``."""
 
     reason: str
     is_right: bool = False
@@ -56,8 +56,8 @@ ONE_BATCH: Final = Allowance("one batch comes again and again, as to memorise it
 FEW_PASSES: Final = Allowance("too few batches were seen to rule out chance", is_right=True)
 NO_ROWS: Final = Allowance("it is no batch of samples", is_right=True)
 SHARED_WORK: Final = Allowance("they exchange activations or rewards, too")
-IN_ORDER: Final = Allowance("they are read in the order of the data set, as in a trial")
-DRAWN: Final = Allowance("the program draws them itself, as in a trial")
+IN_ORDER: Final = Allowance("they are read in the order of the data set, as in a smoke test")
+DRAWN: Final = Allowance("the program draws them itself, as in a smoke test")
 OWN_NOISE: Final = Allowance("each of them draws other numbers for it, as several tries at it")
 SEEDED_BY_LIBRARY: Final = Allowance("a library seeds all ranks alike by itself")
 PARTS_OF_BATCH: Final = Allowance("each takes its part of one batch", is_right=True)
@@ -122,9 +122,9 @@ TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
 
 
 def doubt_of(exceptions: Iterable[Allowance]) -> str:
-    """Say why something may be meant, as the end of a message; nothing if nothing says so."""
+    """Say why something may be intended, as the end of a message; nothing if nothing says so."""
     reasons = " and ".join(each.reason for each in exceptions if not each.is_right)
-    return f"; it may be meant, since {reasons}" if reasons else ""
+    return f"; it may be intended, since {reasons}" if reasons else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class RelationView(View):
 
     @property
     def doubt(self) -> str:
-        """Why it may be meant, as the end of a message; empty if nothing says so."""
+        """Why it may be intended, as the end of a message; empty if nothing says so."""
         return doubt_of(self.exceptions)
 
 
@@ -220,7 +220,7 @@ class AugmentationView(View):
 
     @property
     def doubt(self) -> str:
-        """Why it may be meant, as the end of a message; empty if nothing says so."""
+        """Why it may be intended, as the end of a message; empty if nothing says so."""
         return doubt_of(self.exceptions)
 
 

@@ -121,7 +121,7 @@ class DisparityCheck(Check[Divergence]):
         )
 
     def severity_of(self, event: Divergence) -> Severity:
-        """Return how bad it is: what may be meant is a warning."""
+        """Return how bad it is: what may be intended is a warning."""
         return self.severity
 
     def _grade(self, event: Divergence) -> Grade:

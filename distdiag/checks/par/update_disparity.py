@@ -44,7 +44,7 @@ class UpdateDisparity(DisparityCheck):
     subject = Subject.UPDATE
 
     def severity_of(self, event: Divergence) -> Severity:
-        """Warn of learning rates, which may be meant to depend on the number of ranks."""
+        """Warn of learning rates, which may be intended to depend on the number of ranks."""
         return Severity.WARNING if event.details else self.severity
 
     def message(self, event: Divergence) -> str:

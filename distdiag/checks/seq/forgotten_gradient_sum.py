@@ -66,7 +66,7 @@ def forgotten_in(view: SumsView) -> tuple[str, ...]:
 
 
 def doubt_of(view: SumsView, names: Sequence[str]) -> str:
-    """Say why these may be meant to be left out all the same."""
+    """Say why these may be intended to be left out all the same."""
     if view.is_more_sent:
         return "more was sent between them in a later step"
     has_own = any(is_of_expert(view.plans[name]) for name in view.drifted & view.plans.keys())

@@ -445,7 +445,7 @@ def _name_of(process: ProcessSeen) -> str:
 
 
 def _process_evidence(rank: int, process: ProcessSeen) -> Evidence:
-    what = "has what is waited for" if process.has_it else "is a child process"
+    what = "holds what the rank waits for" if process.has_it else "is a child process"
     stacks = {f"stack of {thread.name}": stack_text(thread) for thread in process.threads}
     return Evidence(
         ranks=RankSet([rank]),

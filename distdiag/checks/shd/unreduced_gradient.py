@@ -137,7 +137,7 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView
         if not tensors:
             return
         names = names_of(tensors)
-        # Steps inside no_sync may be meant: local ones, and an average now and then.
+        # Steps inside no_sync may be intended: local ones, and an average now and then.
         is_meant = view.evidence is ReplicaEvidence.UNSYNCED and not view.num_unsynced_steps
         if view.evidence is ReplicaEvidence.OTHER_GROUPS and not view.num_unsynced_steps:
             return  # they may yet be reduced in another way

@@ -97,7 +97,9 @@ class FlightRequest(RankDumpSource):
         if (second := self._run_dir.second_flight(rank)).exists():
             values["second_path"] = str(second)
         if not pending:
-            return self.observed(rank, f"all {len(answer.entries)} recorded calls are over", values)
+            return self.observed(
+                rank, f"all {len(answer.entries)} recorded calls have ended", values
+            )
         values["oldest_pending"] = str(pending[0])
         summary = f"{len(pending)} of {len(answer.entries)} recorded calls are pending, the oldest "
         return self.observed(rank, summary + f"is {pending[0]}", values)

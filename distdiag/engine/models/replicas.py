@@ -1,6 +1,6 @@
 """Copies that drift apart, and whether anything ever passes between their ranks that mends it.
 
-Steps on gradients of one's own may be meant: weights are averaged now and then, or a compressed
+Steps on gradients of one's own may be intended: weights are averaged now and then, or a compressed
 change is sent round. Whoever means them sends something of the size of the model sooner or later.
 """
 

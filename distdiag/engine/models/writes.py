@@ -234,7 +234,7 @@ def _neglected(model: str, group: Mapping[int, _Kept]) -> NeglectedBuffers:
             verdicts = {name: judge(name, lives) for name in names}
             odd = [name for name, is_regular in verdicts.items() if is_regular is False]
             regular = [name for name, is_regular in verdicts.items() if is_regular is True]
-            # One alone may be meant to be without, or the others to be with; so may a half.
+            # One alone may be intended to be without, or the others to be with; so may a half.
             if odd and len(regular) >= 2 and len(odd) < len(regular):
                 found |= {name: neglect for name in odd if name not in found}
                 siblings |= dict.fromkeys(regular)

@@ -112,7 +112,7 @@ class TerminalReporter(Reporter):
             more = f"and {count(len(rest), 'more finding')} ({_codes(rest)})"
             page.write(f"{more}: see report.json")
         if not self.verbose:
-            page.write("--verbose shows what they rest on.", indent=2)
+            page.write("--verbose shows their evidence.", indent=2)
 
     def _write_rest(self, page: TerminalPage, report: Report) -> None:
         healthy = is_healthy(report)

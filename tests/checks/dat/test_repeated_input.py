@@ -67,7 +67,7 @@ def test_only_those_that_share_a_batch_are_named():
 def test_what_may_be_meant_is_a_note(values, is_shared):
     (finding,) = judged(*(same(n, **values) for n in range(4)), is_shared_work=is_shared)
     assert finding.severity is Severity.INFO
-    assert "it may be meant, since" in finding.message
+    assert "it may be intended, since" in finding.message
 
 
 def test_several_tries_at_one_batch_are_a_note():

@@ -1,4 +1,4 @@
-"""Gradients that are combined wrongly are told, and those that may be meant are not."""
+"""Gradients that are combined wrongly are told, and those that may be intended are not."""
 
 import pytest
 
