@@ -75,7 +75,8 @@ class NonFiniteOrigin(Check[NonFiniteView]):
         event = view.by_rank[min(culprits)]
         place = first_place(event)
         word = value_phrase(place)
-        where = f"{place_phrase(place)}, on {culprits.phrase()}"
+        what, comma, when = place_phrase(place).partition(", ")
+        where = f"{what} on {culprits.phrase()}{comma}{when}"
         message = f"the first {word} of step {view.step} is {where}"
         if place.stage in _COMBINED and len(view.by_rank) > 1:
             message += "; what each rank gave to it was not read"

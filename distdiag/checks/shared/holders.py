@@ -436,12 +436,21 @@ def _described(process: ProcessSeen, states: States) -> str:
         return f"rank {process.rank}, which {whereabouts(states[process.rank])}"
     way = "forked from" if process.is_forked else "started by"
     whose = f" ({way} rank {process.parent_rank})" if process.parent_rank is not None else ""
-    return f"process {_name_of(process)}{whose}, which is {_what_it_does(process)}"
+    return (
+        f"process {_name_of(process, _LONGEST_COMMAND)}{whose}, which is {_what_it_does(process)}"
+    )
 
 
-def _name_of(process: ProcessSeen) -> str:
+_LONGEST_COMMAND: Final = 60
+"""A message has so many characters of a command; its evidence has the rest."""
+
+
+def _name_of(process: ProcessSeen, longest: int | None = None) -> str:
     """Return the pid and the command; a fork has that of its rank, which says nothing."""
-    return str(process.pid) if process.is_forked else f"{process.pid} `{process.command}`"
+    command = process.command
+    if longest is not None and len(command) > longest:
+        command = f"{command[:longest].rpartition(' ')[0] or command[:longest]} …"
+    return str(process.pid) if process.is_forked else f"{process.pid} `{command}`"
 
 
 def _process_evidence(rank: int, process: ProcessSeen) -> Evidence:

@@ -25,8 +25,9 @@ class BypassedForward(Check[GradientReplicas]):
         loss = ddp(batch)
 
     ## How to fix
-    Call the wrapper itself in training, as in `ddp(batch)`: look for a call of `ddp.module(...)`, of
-    a method of it, or of the model from before it was wrapped. Let `forward` do what else is needed.
+    Call the wrapper itself in training, as in `ddp(batch)`: look for a call of `ddp.module(...)`,
+    of a method of it, or of the model from before it was wrapped. Let `forward` do what else is
+    needed.
 
     Changes: Gradients become the mean over the ranks.
 

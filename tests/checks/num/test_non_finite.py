@@ -62,7 +62,7 @@ def test_the_rank_that_made_it_is_named_and_not_those_that_got_it_by_a_reduction
 
     assert (found.code, found.step, list(found.ranks)) == ("NUM001", 3, [1])
     assert found.message == (
-        "the first NaN of step 3 is the output of layers.1 (Block), in the forward pass, on rank 1"
+        "the first NaN of step 3 is the output of layers.1 (Block) on rank 1, in the forward pass"
     )
     assert "its inputs were still finite" in found.fix
     assert "later: the gradient of" not in found.message
