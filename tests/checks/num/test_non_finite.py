@@ -86,7 +86,7 @@ def test_what_a_rank_holds_comes_before_what_another_one_gets_of_it():
     (found,) = judged(report(0, 0), report(1, 0, held))
 
     assert list(found.ranks) == [1]
-    assert "weight of layers.2 (Block), before the forward pass" in found.message
+    assert "weight of layers.2 (Block) on rank 1, before the forward pass" in found.message
 
 
 def test_a_batch_that_holds_it_already_is_to_be_looked_at_and_not_the_model():
