@@ -73,8 +73,11 @@ class UnevenIterations(Check[CollectiveView | OpenCollective]):
         module = clean_module(found.call.site.module)
         loop = found.loop
         which = f"the loop{at(loop.location)}" if loop else "a loop"
+        # Under a condition it may be that which holds more often, and not the loop that is longer.
+        is_under = loop is not None and bool(loop.under)
+        did = f"called {found.call.signature.op} in" if is_under else "ran"
         yield self.finding(
-            f"{found.stayers.phrase()} ran {which} more often than {found.leavers.phrase()}: "
+            f"{found.stayers.phrase()} {did} {which} more often than {found.leavers.phrase()}: "
             f"{found.leavers.phrase()} called {found.call.signature.op}{at(where)} "
             f"{_times(found.num_left)}, {found.stayers.phrase()} {_times(found.num_stayed)}"
             f"{_signal(alignment, found.leavers)}",

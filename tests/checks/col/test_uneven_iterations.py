@@ -146,6 +146,8 @@ def test_the_fix_is_about_what_ends_the_loop(tmp_path, text, loop, lines, advice
     assert advice in finding.fix
     is_under = any("stands under" in each.summary for each in finding.evidence)
     assert is_under == (text is BY_STEPS)
+    did = "called all_reduce in the loop at" if is_under else "ran the loop at"
+    assert finding.message.startswith(f"rank 0 {did}")
 
 
 @pytest.mark.parametrize(("place", "num_findings"), [("setup()", 1), ("backward", 0)])
