@@ -94,7 +94,7 @@ class Coverage:
             text = f"probe {probe} of {RankSet(ranks).phrase()} does not observe it: {reason}"
             reasons.setdefault(what, []).append(text)
         found = {what: "; ".join(texts) for what, texts in reasons.items()}
-        found |= self._forgotten.reasons() | self._gap()
+        found |= self._forgotten.reasons() | self._gap() | self._runner.store.left_out()
         known = self._by_view()
         for check in self._runner.checks:
             gap = self._of(check, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -125,6 +126,10 @@ def with_earlier(findings: Iterable[Finding], earlier: Iterable[Finding]) -> tup
 
 Identity = tuple[object, ...]
 
+MOST_OF_A_CODE: Final = 2_000
+"""So many findings of one check are kept, some 10 MB: what goes wrong in each step of a week is found
+a million times, and the first say where. It is more than the ranks of most jobs."""
+
 _LATER: Final = "(the job went on later: it was slow, not stuck)"
 
 
@@ -149,6 +154,8 @@ class FindingStore:
         self._explains = explains
         self._gives_way = frozenset(gives_way)
         self._findings: dict[Identity, Finding] = {}
+        self._num_of_code: Counter[str] = Counter()
+        self._left_out: set[str] = set()
         self._withdrawn: set[Identity] = set()
         self._newly_withdrawn: list[Finding] = []
         self._revised: dict[object, list[Finding]] = {}
@@ -186,13 +193,35 @@ class FindingStore:
         """Take in a finding; one that stands already stays, unless it was but a note."""
         if finding.identity in self._withdrawn:
             self._withdrawn.discard(finding.identity)
-            del self._findings[finding.identity]
-        _take(self._findings, finding)
+            self._drop(finding.identity)
+        if finding.identity in self._findings or self._has_room(finding.code):
+            _take(self._findings, finding)
+
+    def _has_room(self, code: str) -> bool:
+        """Count one more finding of a code, unless there are enough."""
+        if self._num_of_code[code] >= MOST_OF_A_CODE:
+            self._left_out.add(code)
+            return False
+        self._num_of_code[code] += 1
+        return True
+
+    def _drop(self, identity: Identity) -> None:
+        self._num_of_code[self._findings.pop(identity).code] -= 1
+
+    def left_out(self) -> dict[str, str]:
+        """Return which findings are not kept, and why."""
+        return {
+            f"findings of {code} after the first {MOST_OF_A_CODE:,}": "only so many are kept"
+            for code in sorted(self._left_out)
+        }
 
     def revise(self, subject: object, findings: list[Finding]) -> None:
         """Replace what was concluded about something that has grown since."""
-        if findings:
-            self._revised[subject] = findings
+        for earlier in self._revised.get(subject, ()):
+            self._num_of_code[earlier.code] -= 1
+        kept = [finding for finding in findings if self._has_room(finding.code)]
+        if kept:
+            self._revised[subject] = kept
         else:
             self._revised.pop(subject, None)
 

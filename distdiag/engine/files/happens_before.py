@@ -311,7 +311,9 @@ class HappensBefore:
         if self._schedule.problem:
             return self._schedule.problem
         if self._schedule.doubted_ns < NEVER:
-            return "which ranks waited for which, from the point on where their calls do not match"
+            return (
+                "who waited for whom: that is not known from the point on where calls do not match"
+            )
         return FORGOTTEN if self._is_full else ""
 
     # What goes in
