@@ -127,8 +127,8 @@ def with_earlier(findings: Iterable[Finding], earlier: Iterable[Finding]) -> tup
 Identity = tuple[object, ...]
 
 MOST_OF_A_CODE: Final = 2_000
-"""So many findings of one check are kept, some 10 MB: what goes wrong in each step of a week is found
-a million times, and the first say where. It is more than the ranks of most jobs."""
+"""So many findings of one check are kept, some 10 MB: what goes wrong in each step of a week is
+found a million times, and the first say where. It is more than the ranks of most jobs."""
 
 _LATER: Final = "(the job went on later: it was slow, not stuck)"
 
