@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from distdiag.checks.col.mismatch import CallMismatch
-from distdiag.checks.shared.culprits import Reason, blame, group_by
-from distdiag.checks.shared.explanations import unexplained
+from distdiag.checks.shared.culprits import Reason, Verdict, blame, group_by
+from distdiag.checks.shared.explanations import Condition, condition_passed, under, unexplained
 from distdiag.findings.descriptions import at, call_location, call_phrase, sizes_phrase
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.alignment import CollectiveView
@@ -69,10 +69,24 @@ class CollectiveKindMismatch(CallMismatch):
             due = alignment.by_rank[min(verdict.others)]
             skipped = f"; {verdict.culprits.phrase()} never called {call_phrase(due)}"
         label = alignment.any_event.group.label
-        yield self.mismatch(
+        found = self.mismatch(
             alignment,
             groups,
             f"collective #{alignment.key[-1]} of group {label} is {what}{skipped}",
             lambda call: f"{call_phrase(call)}, {sizes_phrase(call)}",
             verdict,
         )
+        condition = _condition(alignment, verdict)
+        yield found if condition is None else under(found, condition)
+
+
+def _condition(alignment: CollectiveView, verdict: Verdict) -> Condition | None:
+    """Return what decides about the call of one side; ranks that skipped one made none of it."""
+    sides = [(verdict.others, verdict.culprits)]
+    sides += [(verdict.culprits, verdict.others)] * (verdict.reason is not Reason.SKIPPED)
+    found = (
+        condition_passed(alignment, alignment, callers, others)
+        for callers, others in sides
+        if callers and others
+    )
+    return next((each for each in found if each is not None), None)

@@ -11,7 +11,13 @@ from distdiag.checks.shared.culprits import (
     missing_evidence,
     step_of,
 )
-from distdiag.checks.shared.explanations import explain, groups_by_place, state_of
+from distdiag.checks.shared.explanations import (
+    condition_passed,
+    explain,
+    groups_by_place,
+    state_of,
+    under,
+)
 from distdiag.checks.shared.stuck import activity_of_missing, is_late
 from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import (
@@ -98,7 +104,7 @@ class MissingFromCollective(Check[OpenCollective]):
         is_cut_off = alignment.trigger is Trigger.ENDED
         is_note = is_cut_off or not is_reliable(alignment)
         missing, present = alignment.missing_ranks, alignment.present_ranks
-        yield self.finding(
+        found = self.finding(
             f"{missing.phrase()} never called {call_phrase(call)}, which {present.phrase()} called"
             f"{at(call_location(call))}: "
             f"{each_whereabouts([state_of(alignment, rank) for rank in missing])}",
@@ -114,6 +120,8 @@ class MissingFromCollective(Check[OpenCollective]):
             why=_WHY_CYCLE if is_cycle else self.why,
             fix=_FIX_CYCLE if is_cycle else self.fix,
         )
+        condition = condition_passed(alignment, alignment, present, missing)
+        yield found if condition is None or is_cycle or is_note else under(found, condition)
 
     def _without_record(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Suspect the ranks of which nothing is left while all others wait, if they are fewer."""

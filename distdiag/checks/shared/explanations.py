@@ -4,15 +4,19 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
+import msgspec
+
 from distdiag.checks.shared.activities import doing_of
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call, frames_of
+from distdiag.findings.finding import Evidence, Finding
 from distdiag.findings.source import (
     Guard,
     Loop,
     are_exclusive,
+    guards,
     is_readable,
     loop_lines,
     loops_around,
@@ -152,6 +156,56 @@ def guarded_call(point: Alignment[Collective], now: Alignment[Collective]) -> Gu
     if not any(_has_gone_past(point, now, rank, guard) for rank in others):
         return None
     return GuardedCall(guarded, guard, call, point)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What decides whether a call is made: `callers` made it, `others` went past the condition."""
+
+    guard: Guard
+    callers: RankSet
+    others: RankSet
+
+
+def condition_passed(
+    point: Alignment[Collective], now: Alignment[Collective], callers: RankSet, others: RankSet
+) -> Condition | None:
+    """Return the innermost condition above a call that others went past without making the call.
+
+    They stand behind it in its function, or made another call of the group outside of it.
+    """
+    frames = {rank: _user_frames(point, now, rank) for rank in others}
+    if not all(frames.values()):
+        return None
+    elsewhere = {guard for each in frames.values() for frame in each for guard in guards(frame)}
+    call = point.by_rank[min(callers)]
+    above = [guard for frame in reversed(call.site.user_frames) for guard in guards(frame)]
+    passed = [
+        guard
+        for guard in above
+        if guard not in elsewhere
+        and not guard.text.startswith("while ")  # COL011 is about loops
+        and all(_has_gone_past(point, now, rank, guard) for rank in others)
+    ]
+    return Condition(passed[-1], callers, others) if passed else None
+
+
+def under(finding: Finding, condition: Condition) -> Finding:
+    """Return a finding that names the condition under which a call stands, and what to do."""
+    guard, others = condition.guard, condition.others.phrase()
+    shown = Evidence(
+        ranks=condition.callers,
+        summary=f"`{guard.text}` decides whether the call is made",
+        location=guard.location,
+    )
+    return msgspec.structs.replace(
+        finding,
+        location=guard.location,
+        evidence=(*finding.evidence, shown),
+        fix=f"Find out why `{guard.text}` (line {guard.location.line}) is decided differently on "
+        f"{others}. Let one rank decide and broadcast the answer, or all_reduce it; or move the "
+        "call out of the condition, so that all ranks make it.",
+    )
 
 
 def uneven_iterations(

@@ -3,6 +3,7 @@ import pytest
 from distdiag.checks.col.collective_kind_mismatch import CollectiveKindMismatch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
+from distdiag.findings.source import location_of
 from tests.checks.streams import Job, Program, plain_site
 from tests.checks.verdicts import findings
 
@@ -32,6 +33,45 @@ def test_the_rank_that_is_at_the_later_line_skipped_the_earlier_one(tmp_path):
     job.call(1, p.site("barrier"), "barrier")
     (finding,) = findings(CollectiveKindMismatch, job.alignment())
     assert finding.ranks == RankSet([1])
+    assert finding.location == location_of(p.frame("if ok"))
+    assert "`if ok:` decides whether the call is made" in finding.evidence[-1].summary
+    assert finding.fix.startswith("Find out why `if ok:` (line 2) is decided differently on rank 1")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    if ok:\n        dist.all_reduce(x)\n",
+        "    if not ok:\n        return\n    dist.all_reduce(x)\n",
+    ],
+    ids=["under it", "behind a way out"],
+)
+@pytest.mark.parametrize("ranks", [(1,), (0, 2)], ids=["skipped by one", "made by one"])
+def test_the_condition_is_named_in_a_larger_job_too(tmp_path, body, ranks):
+    p = Program(tmp_path, f"def step():\n{body}\ndef main():\n    step()\n    dist.barrier()")
+    job = Job(3)
+    for rank in range(3):
+        skips = rank in ranks
+        job.call(
+            rank,
+            p.site("dist.barrier") if skips else p.site("dist.all_reduce", "    step()"),
+            "barrier" if skips else "all_reduce",
+        )
+    (finding,) = findings(CollectiveKindMismatch, job.alignment())
+    assert finding.location.line == 2
+    assert "ok" in finding.fix
+
+
+def test_a_condition_that_both_calls_stand_under_is_none_that_parts_them(tmp_path):
+    p = Program(
+        tmp_path,
+        "def main():\n    if ok:\n        dist.all_reduce(x)\n    else:\n        dist.barrier()",
+    )
+    job = Job(3)
+    for rank in range(3):
+        job.call(rank, p.site("dist.barrier" if rank else "all_reduce"), "barrier" if rank else "x")
+    (finding,) = findings(CollectiveKindMismatch, job.alignment())
+    assert finding.location == location_of(p.frame("all_reduce"))
 
 
 def test_gaps_in_the_records_allow_a_note_only():

@@ -100,3 +100,14 @@ def test_a_rank_stuck_inside_a_loop_that_others_passed_is_missing_and_not_uneven
     job.call(0, p.site("dist.barrier"), "barrier")
     job.set(1, stacks=stacks(1, p.frame("lock.acquire")))
     assert codes(job.alignment(trigger=Trigger.STALLED)) == ["COL001"]
+
+
+@pytest.mark.parametrize(("line", "is_behind"), [("sleep", True), ("prepare", False)])
+def test_the_condition_that_the_missing_rank_went_past_is_named(tmp_path, line, is_behind):
+    text = "def main():\n    prepare()\n    if ok:\n        dist.all_reduce(x)\n    sleep()"
+    p, job = Program(tmp_path, text), Job()
+    job.call(0, p.site("all_reduce"))
+    job.set(1, stacks=stacks(1, p.frame(line)))
+    (finding,) = found(job, trigger=Trigger.STALLED)
+    assert ("`if ok:`" in finding.fix) == is_behind
+    assert (finding.location.line == 3) == is_behind
