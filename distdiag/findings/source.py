@@ -62,6 +62,13 @@ class Loop:
         """Whether a condition ends it, and not the number of its items."""
         return bool(self.test) or self.exit is not None
 
+    @property
+    def deciding(self) -> Location:
+        """The line that decides how often the line in it is reached, as far as one can tell."""
+        if self.under:
+            return self.under[-1].location
+        return self.location if self.exit is None else self.exit.location
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
@@ -244,6 +251,19 @@ def loops_around(frame: Frame, outside: frozenset[tuple[str, int]]) -> Iterator[
             exit=next((_guard(source, frame, each) for each in _exits(node)), None),
             under=under,
         )
+
+
+def is_cleanup(inside: Frame, after: Frame) -> bool:
+    """Say whether one line is in a `try`, and the other in its `finally` or an `except` of it."""
+    if inside.file != after.file:
+        return False
+    source = _read(inside.file)
+    tries = [node for node in _chain(source, inside.line) if isinstance(node, ast.Try)]
+    return any(
+        any(_holds(each, inside.line) for each in node.body)
+        and any(_holds(each, after.line) for each in (*node.finalbody, *node.handlers))
+        for node in tries
+    )
 
 
 def _exits(loop: ast.AST) -> Iterator[ast.If]:

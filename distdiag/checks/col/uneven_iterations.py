@@ -83,9 +83,11 @@ class UnevenIterations(Check[CollectiveView | OpenCollective]):
             f"{_signal(alignment, found.leavers)}",
             ranks=odd,
             step=found.call.step,
-            location=loop.location
-            if loop
-            else location_in(found.point, odd) or location_in(alignment, odd) or where,
+            location=found.cleanup
+            or (loop.deciding if loop else None)
+            or location_in(found.point, odd)
+            or location_in(alignment, odd)
+            or where,
             subjects=(module,) if module else (),
             grade=Grade.PROVEN if is_reliable(alignment) else Grade.NOTE,
             confidence=0.9,
@@ -101,12 +103,24 @@ class UnevenIterations(Check[CollectiveView | OpenCollective]):
                 *missing_evidence(alignment),
                 *parting_evidence(alignment),
             ),
-            fix=_fix(loop) or self.fix,
+            fix=_fix_of_cleanup(found) or _fix(loop) or self.fix,
         )
 
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
+
+
+def _fix_of_cleanup(found: UnevenLoop) -> str:
+    """Return what to do where an exception may have ended the loop."""
+    if found.cleanup is None:
+        return ""
+    return (
+        f"Look for an exception in the log of {found.leavers.phrase()}: the next call there is in "
+        f"a `finally` or `except` (line {found.cleanup.line}) around the loop. Call no collective "
+        "there, since the other ranks do not come to it: log the exception, and let the process "
+        "end with it."
+    )
 
 
 def _fix(loop: Loop | None) -> str:

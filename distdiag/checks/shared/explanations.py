@@ -11,13 +11,15 @@ from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call, frames_of
-from distdiag.findings.finding import Evidence, Finding
+from distdiag.findings.finding import Evidence, Finding, Location
 from distdiag.findings.source import (
     Guard,
     Loop,
     are_exclusive,
     guards,
+    is_cleanup,
     is_readable,
+    location_of,
     loop_lines,
     loops_around,
     rank_guards,
@@ -52,7 +54,8 @@ class UnevenLoop:
 
     `num_stayed` and `num_left` are how often either side made the call in the loop up to this
     point: what they did later, or in other groups, does not count. `loop` is None where the source
-    cannot be read.
+    cannot be read. `cleanup` is the line of a `finally` or `except` around it in which leavers went
+    on: an exception may have ended it.
     """
 
     stayers: RankSet
@@ -62,6 +65,7 @@ class UnevenLoop:
     num_left: int
     point: Alignment[Collective]
     loop: Loop | None = None
+    cleanup: Location | None = None
 
 
 Explanation = RankGone | GuardedCall | UnevenLoop
@@ -221,8 +225,17 @@ def uneven_iterations(
         left = point.by_rank.get(leaver.rank)
         num_left = _passes_until(leaver, place_of(call.site), left.seq if left else None)
         if num_stayed > num_left >= 1 and _has_left_loop(point, now, call, leaver.rank):
-            loop = _loop_left(call.site.user_frames, _user_frames(point, now, leaver.rank))
-            return UnevenLoop(stayers, leavers, call, num_stayed, num_left, point, loop)
+            stay, going = call.site.user_frames, _user_frames(point, now, leaver.rank)
+            return UnevenLoop(
+                stayers,
+                leavers,
+                call,
+                num_stayed,
+                num_left,
+                point,
+                _loop_left(stay, going),
+                _cleanup(stay, going),
+            )
     return None
 
 
@@ -338,6 +351,11 @@ def _is_outside(going: tuple[Frame, ...], stay: tuple[Frame, ...], *, default: b
     inner = stay[: stay.index(split[0])]
     own = loop_lines(split[0]) - loop_lines(split[1], with_head=True)
     return bool(own) or any(loop_lines(frame) for frame in inner)
+
+
+def _cleanup(stay: tuple[Frame, ...], going: tuple[Frame, ...]) -> Location | None:
+    split = _first_difference(stay, going)
+    return location_of(split[1]) if split is not None and is_cleanup(*split) else None
 
 
 def _loop_left(stay: tuple[Frame, ...], going: tuple[Frame, ...]) -> Loop | None:

@@ -115,17 +115,17 @@ BY_TEST = """
 
 
 @pytest.mark.parametrize(
-    ("text", "loop", "lines", "advice"),
+    ("text", "decides", "lines", "advice"),
     [
         (LOOP, "for batch", ["backward"], "Give the loop in line 3 equally many items"),
         (
             BY_STEPS,
-            "for step",
+            "if scaler",
             ["dist.all_reduce", "            average(model)"],
             "Find out why `if scaler.steps_taken % 4 == 0:` (line 3) holds on some ranks only.",
         ),
-        (BY_LOSS, "while True", ["dist.all_reduce"], "the condition `loss < best` of line 5 (MAX)"),
-        (BY_EPOCH, "for epoch", ["dist.all_reduce"], "the condition `loss < best` of line 5 (MAX)"),
+        (BY_LOSS, "if loss", ["dist.all_reduce"], "the condition `loss < best` of line 5 (MAX)"),
+        (BY_EPOCH, "if loss", ["dist.all_reduce"], "the condition `loss < best` of line 5 (MAX)"),
         (BY_TEST, "while loss", ["dist.all_reduce"], "the condition `loss > best` of line 2 (MAX)"),
     ],
     ids=[
@@ -136,18 +136,37 @@ BY_TEST = """
         "its own condition",
     ],
 )
-def test_the_fix_is_about_what_ends_the_loop(tmp_path, text, loop, lines, advice):
+def test_the_fix_is_about_what_ends_the_loop(tmp_path, text, decides, lines, advice):
     program, job = Program(tmp_path, text), Job()
     job.every(program.site(*lines))
     job.call(0, program.site(*lines))
     job.call(1, program.site("dist.barrier"), "barrier")
     (finding,) = found(job)
-    assert finding.location == location_of(program.frame(loop))
+    assert finding.location == location_of(program.frame(decides))
     assert advice in finding.fix
     is_under = any("stands under" in each.summary for each in finding.evidence)
     assert is_under == (text is BY_STEPS)
     did = "called all_reduce in the loop at" if is_under else "ran the loop at"
     assert finding.message.startswith(f"rank 0 {did}")
+
+
+@pytest.mark.parametrize("block", ["finally", "except ValueError"])
+def test_a_loop_that_an_exception_may_have_ended(tmp_path, block):
+    text = f"""
+    def main():
+        try:
+            for batch in loader:
+                dist.all_reduce(loss)
+        {block}:
+            dist.barrier()
+    """
+    program, job = Program(tmp_path, text), Job()
+    job.every(program.site("dist.all_reduce"))
+    job.call(0, program.site("dist.all_reduce"))
+    job.call(1, program.site("dist.barrier"), "barrier")
+    (finding,) = found(job)
+    assert finding.location == location_of(program.frame("dist.barrier"))
+    assert finding.fix.startswith("Look for an exception in the log of rank 1")
 
 
 @pytest.mark.parametrize(("place", "num_findings"), [("setup()", 1), ("backward", 0)])
