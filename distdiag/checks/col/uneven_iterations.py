@@ -80,7 +80,7 @@ class UnevenIterations(Check[CollectiveView | OpenCollective]):
             f"{found.stayers.phrase()} {did} {which} more often than {found.leavers.phrase()}: "
             f"{found.leavers.phrase()} called {found.call.signature.op}{at(where)} "
             f"{_times(found.num_left)}, {found.stayers.phrase()} {_times(found.num_stayed)}"
-            f"{_signal(alignment, found.leavers)}",
+            f"{_signal(alignment, found.leavers)}{_cleanup(found)}",
             ranks=odd,
             step=found.call.step,
             location=found.cleanup
@@ -105,6 +105,12 @@ class UnevenIterations(Check[CollectiveView | OpenCollective]):
             ),
             fix=_fix_of_cleanup(found) or _fix(loop) or self.fix,
         )
+
+
+def _cleanup(found: UnevenLoop) -> str:
+    if found.cleanup is None:
+        return ""
+    return f", which went on in a `finally` or `except` at {found.cleanup}"
 
 
 def _times(number: int) -> str:
@@ -138,8 +144,7 @@ def _fix(loop: Loop | None) -> str:
     if loop.exit is not None:
         return (
             f"Let all ranks leave the loop together: all_reduce the condition "
-            f"`{loop.exit.text}` of line {loop.exit.location.line} (MAX) before it is tested. "
-            f"{_OF_ITEMS}"
+            f"`{loop.exit.text}` of line {loop.exit.location.line} (MAX) before it is tested."
         )
     if loop.test:
         return (

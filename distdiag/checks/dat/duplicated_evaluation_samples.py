@@ -132,8 +132,10 @@ class DuplicatedEvaluationSamples(Check[GatheredRowsView]):
             evidence=(
                 Evidence(
                     ranks=ranks,
-                    summary=f"{first.num_rows} rows are gathered, and {first.num_real} samples are "
-                    f"left for the last batch" + _ELSEWHERE * first.is_dropped_elsewhere,
+                    summary=f"{first.num_rows} rows are gathered of the last batch, and "
+                    f"{first.num_real} of them are samples that no batch had before"
+                    + _ELSEWHERE
+                    * first.is_dropped_elsewhere,
                     location=user_location(first.site.frames),
                     values={
                         "num_rows": first.num_rows,
@@ -145,7 +147,7 @@ class DuplicatedEvaluationSamples(Check[GatheredRowsView]):
         )
 
 
-_ELSEWHERE = "; other rows of the same batch are gathered without them"
+_ELSEWHERE = "; another call gathers only these of the same batch"
 
 
 def _with_sizes(tensor: str) -> str:
