@@ -28,7 +28,7 @@ def test_two_ranks_are_both_named_and_neither_is_surely_wrong():
 def test_a_router_that_is_marked_as_a_part_of_experts_has_drifted():
     (finding,) = drifted(differing(0.1, 0.1, 0.3), evidence=ReplicaEvidence.LAYER)
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
-    assert "routes to experts of all of them" in finding.evidence[-1].summary
+    assert "routes to experts of all of these ranks" in finding.evidence[-1].summary
 
 
 @pytest.mark.parametrize(("alike_at", "num_findings"), [(None, 0), (0, 1)])
