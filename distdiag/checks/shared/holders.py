@@ -103,7 +103,10 @@ def unset_key(state: RankState, states: States) -> Holder | None:
         place = _first_location(alike.frames)
         text += f"; rank {alike.rank} set {_quoted(alike.keys)}{at(place)}"
         evidence = (_key_evidence(alike, place),)
-        fix = f"Use the same key in the line that sets such keys{at(place)} and in the line that waits."
+        fix = (
+            f"Use the same key in the line that sets such keys{at(place)} and in the line that "
+            "waits."
+        )
     return Holder(text, fix, evidence)
 
 
