@@ -85,10 +85,8 @@ def _reason(event: TrainingResumed) -> _Reason | None:
     if not is_empty or not event.num_parameters:
         return None
     if event.num_lost:
-        text = (
-            f"{event.num_lost} entries of its state were loaded into a different optimizer, which "
-        )
-        text += "never stepped"
+        text = f"{event.num_lost} entries of its state were loaded into a different optimizer, "
+        text += "which never stepped"
         return _Reason(text, Grade.LIKELY, 0.9)
     if 2 * event.num_loaded < event.num_parameters:
         return None
