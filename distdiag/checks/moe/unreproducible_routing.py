@@ -99,6 +99,7 @@ def _evidence(event: RoutingDifference) -> Iterator[Evidence]:
     yield Evidence(
         ranks=ranks,
         summary=f"rounding may explain {numeric} of the flips in step {event.step} by their "
-        f"margins, but not {logic}; flips in later steps follow from these",
+        f"margins{f', but not {logic} more' if logic else ''}; flips in later steps follow from "
+        "these",
         values={**tokens, **flipped},
     )
