@@ -35,8 +35,9 @@ class DivergentExistenceTest(Check[FileTestView]):
             dist.barrier()
 
     ## How to fix
-    Test on one rank and broadcast the answer, then let every rank branch on that answer: `found =
-    [os.path.exists(path)]`, `dist.broadcast_object_list(found, src=0)`, `if found[0]: ...`.
+    Test on one rank and broadcast the answer, then let every rank branch on that answer:
+    `found = [os.path.exists(path)]`, `dist.broadcast_object_list(found, src=0)`,
+    `if found[0]: ...`.
 
     Changes: All ranks take the same branch, even if one rank sees a file that rank 0 does not see.
 

@@ -14,8 +14,8 @@ class ListingWhileWritten(FileRace):
 
     ## What you see
     The list of files lacks entries, or holds temporary names that no longer exist a moment later,
-    and ranks go on with different sets of files. A rank lists the folder while another rank changes
-    it.
+    and ranks continue with different sets of files. A rank lists the folder while another rank
+    changes it.
 
     ## Example
         # wrong: rank 0 may still be writing

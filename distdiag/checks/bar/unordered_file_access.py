@@ -27,8 +27,8 @@ class UnorderedFileAccess(FileRace):
 
     ## How to fix
     Call `dist.barrier()` on all ranks between the write and the read, outside of any condition on
-    the rank. Or let the writer broadcast what it has made (`dist.broadcast_object_list([data],
-    src=0)`).
+    the rank. Or let the writer broadcast what it has made
+    (`dist.broadcast_object_list([data], src=0)`).
 
     Changes: The ranks wait at the barrier for the slowest rank.
 

@@ -39,8 +39,9 @@ class DeduplicatedRankState(Check[RankStateView]):
         dcp.save(state, checkpoint_id=path)
 
     ## How to fix
-    Put the rank into the key where the state is added to the state dict: `state[f"loader_{rank}"] =
-    loader.state_dict()`, and load it with the same key. Or save one file for each rank.
+    Put the rank into the key where the state is added to the state dict:
+    `state[f"loader_{rank}"] = loader.state_dict()`, and load it with the same key. Or save one file
+    for each rank.
 
     Changes: The keys of new checkpoints; old ones cannot be loaded under the new keys.
 

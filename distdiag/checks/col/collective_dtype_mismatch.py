@@ -30,8 +30,8 @@ class CollectiveDtypeMismatch(CallMismatch):
         dist.all_reduce(loss)
 
     ## How to fix
-    Convert the tensor to the same dtype right before the call, on every rank: `tensor =
-    tensor.to(torch.float32)`.
+    Convert the tensor to the same dtype right before the call, on every rank:
+    `tensor = tensor.to(torch.float32)`.
 
     Changes: The precision of what is exchanged, on the ranks that convert.
 

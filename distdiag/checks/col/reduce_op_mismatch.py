@@ -29,8 +29,8 @@ class ReduceOpMismatch(CallMismatch):
         dist.all_reduce(metric, op=dist.ReduceOp.MAX)
 
     ## How to fix
-    Pass the same operation on every rank, and write it out: `dist.all_reduce(tensor,
-    op=dist.ReduceOp.SUM)`.
+    Pass the same operation on every rank, and write it out:
+    `dist.all_reduce(tensor, op=dist.ReduceOp.SUM)`.
 
     Changes: The reduced values, and what was derived from them.
 

@@ -28,8 +28,8 @@ class UnwaitedWork(Check[WorkView]):
         print(loss.item())
 
     ## How to fix
-    Keep the Work and wait for it before the result is used: `work = dist.all_reduce(tensor,
-    async_op=True)`, then `work.wait()`. Or drop `async_op=True`.
+    Keep the Work and wait for it before the result is used:
+    `work = dist.all_reduce(tensor, async_op=True)`, then `work.wait()`. Or drop `async_op=True`.
 
     Changes: The host, or its stream, waits there for the call to end.
 

@@ -22,8 +22,9 @@ class UnequalInput(Check[ReplicatedInputs]):
         sampler = DistributedSampler(data, mesh["dp"].size(), mesh["dp"].get_local_rank())
 
     ## How to fix
-    Divide the data over the data-parallel ranks only: `DistributedSampler(dataset,
-    num_replicas=dp_size, rank=dp_rank)`. Use the same seed for the order on all ranks of one model.
+    Divide the data over the data-parallel ranks only:
+    `DistributedSampler(dataset, num_replicas=dp_size, rank=dp_rank)`. Use the same seed for the
+    order on all ranks of one model.
 
     Changes: Tensor-parallel ranks are given the same batch.
 

@@ -29,8 +29,9 @@ class SilentRank(Check[LaunchView | JobView]):
         torchrun --nnodes 2 --nproc-per-node 4 -m distdiag.check train.py
 
     ## How to fix
-    Start the script through distdiag on every rank: `torchrun --nproc-per-node N -m distdiag.check
-    train.py`. If a script starts ranks by itself, distdiag observes only those on the same machine.
+    Start the script through distdiag on every rank:
+    `torchrun --nproc-per-node N -m distdiag.check train.py`. If a script starts ranks by itself,
+    distdiag observes only those on the same machine.
 
     Changes: The rank is compared with the others.
 

@@ -100,9 +100,9 @@ class RankDied(Check[OpenCollective | JobView]):
     Look at the exit status or signal in the launcher's output and the scheduler's log, and at the
     end of this rank's output for a C++ error.
 
-    SIGKILL comes from a scheduler, a person or the kernel's out-of-memory killer (`dmesg | grep -i
-    "killed process"`). SIGSEGV and SIGABRT are crashes in native code. The program itself chose any
-    other exit status.
+    SIGKILL comes from a scheduler, a person or the kernel's out-of-memory killer
+    (`dmesg | grep -i "killed process"`). SIGSEGV and SIGABRT are crashes in native code. The
+    program itself chose any other exit status.
 
     Changes: The rank stays, and with it the job; nothing else changes.
 

@@ -23,8 +23,9 @@ class StuckNetworkRequest(StuckRank):
                 requests.post(tracker, json=metrics, timeout=5)
 
     ## How to fix
-    Pass a timeout to the request and handle its failure (`requests.post(url, json=metrics,
-    timeout=5)` within `try`). Or move the request out of the training loop.
+    Pass a timeout to the request and handle its failure
+    (`requests.post(url, json=metrics, timeout=5)` within `try`). Or move the request out of the
+    training loop.
 
     Changes: A timeout turns a long wait into an error.
 

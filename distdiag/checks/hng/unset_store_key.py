@@ -27,8 +27,8 @@ class UnsetStoreKey(StuckRank):
 
     ## How to fix
     Call `store.set(key, value)` on every path of the rank that has the value, under exactly the
-    name that the other ranks wait for. Or give the wait its own limit: `store.wait([key],
-    timedelta(seconds=60))`.
+    name that the other ranks wait for. Or give the wait its own limit:
+    `store.wait([key], timedelta(seconds=60))`.
 
     Changes: The wait ends as soon as the key is there.
 

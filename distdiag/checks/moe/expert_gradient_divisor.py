@@ -311,8 +311,8 @@ class ExpertGradientDivisor(Check[GradientView]):
         experts.set_gradient_divide_factor(8)
 
     ## How to fix
-    Divide expert gradients by the number of ranks over which dense gradients are averaged (`p.grad
-    /= dp_size`), not by the number of ranks that hold copies of the expert.
+    Divide expert gradients by the number of ranks over which dense gradients are averaged
+    (`p.grad /= dp_size`), not by the number of ranks that hold copies of the expert.
 
     Changes: The step size of the experts, the gradient norm and what is clipped.
 

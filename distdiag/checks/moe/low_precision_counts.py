@@ -28,8 +28,9 @@ class LowPrecisionCounts(Check[CountsHeld]):
         router.tokens_per_expert = router.tokens_per_expert.float()
 
     ## How to fix
-    Keep and reduce the counts as integers or in float32: `torch.bincount(experts,
-    minlength=num_experts)`. Convert only the shares to the dtype of the model.
+    Keep and reduce the counts as integers or in float32:
+    `torch.bincount(experts, minlength=num_experts)`. Convert only the shares to the dtype of the
+    model.
 
     Changes: The loads that an auxiliary loss or a bias sees.
 

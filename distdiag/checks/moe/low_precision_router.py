@@ -30,8 +30,8 @@ class LowPrecisionRouter(Check[RoutingView]):
         scores = logits.float().softmax(-1)
 
     ## How to fix
-    Compute the router's product and softmax in float32: `scores = torch.softmax(router(x.float()),
-    dim=-1)` with float32 weights, outside of autocast.
+    Compute the router's product and softmax in float32:
+    `scores = torch.softmax(router(x.float()), dim=-1)` with float32 weights, outside of autocast.
 
     Changes: The choice for tokens whose scores were equal.
 

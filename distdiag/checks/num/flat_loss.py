@@ -41,7 +41,7 @@ class FlatLoss(Check[LossView]):
     Leaves: The loss function, the data and the optimizer.
 
     ## When it is not a defect
-    The loss is meant to be constant, as in a benchmark. Say so with `ignore = ["NUM032"]` in the
+    The loss is intended to be constant, as in a benchmark. Say so with `ignore = ["NUM032"]` in the
     configuration.
 
     ## References

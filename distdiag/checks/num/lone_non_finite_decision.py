@@ -30,8 +30,8 @@ class LoneNonFiniteDecision(Check[LoneDecisionView]):
             raise ValueError("loss is NaN")
 
     ## How to fix
-    Let all ranks decide together: `bad = (~torch.isfinite(loss)).float()`, `dist.all_reduce(bad,
-    op=dist.ReduceOp.MAX)`, and test `bad` on every rank.
+    Let all ranks decide together: `bad = (~torch.isfinite(loss)).float()`,
+    `dist.all_reduce(bad, op=dist.ReduceOp.MAX)`, and test `bad` on every rank.
 
     Changes: All ranks raise, or skip the same step.
 

@@ -31,7 +31,7 @@ class NearOverflow(Check[NearOverflowView]):
     Leaves: The reason why the values are so large.
 
     ## When it is not a defect
-    The values do not grow any more. Silence it by `ignore = ["NUM004"]` in `distdiag.toml`.
+    The values no longer grow. Silence it by `ignore = ["NUM004"]` in `distdiag.toml`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/notes/amp_examples.html

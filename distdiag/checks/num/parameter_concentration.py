@@ -36,7 +36,7 @@ class ParameterConcentration(Check[ParameterView]):
     Leaves: The other layers, and the data.
 
     ## When it is not a defect
-    The table is meant to be that large. `parameter_share` in `[numerics]` sets the
+    The table is intended to be that large. `parameter_share` in `[numerics]` sets the
     threshold, and it is only a note.
 
     ## References

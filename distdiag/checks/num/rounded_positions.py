@@ -28,8 +28,9 @@ class RoundedPositions(Check[PositionsView]):
             parameter.data = parameter.data.bfloat16()
 
     ## How to fix
-    Cast the parameters only and leave the buffers in float32: `for p in model.parameters(): p.data
-    = p.data.to(torch.bfloat16)`. Or compute the frequencies again in float32 after the cast.
+    Cast the parameters only and leave the buffers in float32:
+    `for p in model.parameters(): p.data = p.data.to(torch.bfloat16)`. Or compute the frequencies
+    again in float32 after the cast.
 
     Changes: The angles of late positions.
 

@@ -44,7 +44,7 @@ class UnlearntPrediction(Check[LossView]):
     Leaves: The data and how the program reads them.
 
     ## When it is not a defect
-    The learning rate still rises, or the model is meant to be uncertain. `entropy_share` in
+    The learning rate still rises, or the model is intended to be uncertain. `entropy_share` in
     `[numerics]` sets which predictions are nearly uniform.
 
     ## References

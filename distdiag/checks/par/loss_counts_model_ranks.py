@@ -273,9 +273,9 @@ class LossCountsModelRanks(Check[LossView | CombinedLossView]):
         loss = loss_sum / num_tokens_of_all_ranks * mesh["dp"].size()
 
     ## How to fix
-    Multiply the loss by the size of the group over which the gradients are averaged: `loss *
-    dist.get_world_size(dp_group)`. If each rank has the mean over its own part of a sequence,
-    average these gradients over all ranks.
+    Multiply the loss by the size of the group over which the gradients are averaged:
+    `loss * dist.get_world_size(dp_group)`. If each rank has the mean over its own part of a
+    sequence, average these gradients over all ranks.
 
     Changes: The size of the gradient, and so what clipping and the learning rate do.
 

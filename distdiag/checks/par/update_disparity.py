@@ -32,8 +32,8 @@ class UpdateDisparity(DisparityCheck):
 
     ## When it is not a defect
     The learning rate is intended to depend on the number of ranks, or its schedule to advance once
-    for each rank. Therefore different learning rates are only a warning; say so with `--accept
-    PAR012`.
+    for each rank. Therefore different learning rates are only a warning; say so with
+    `--accept PAR012`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html

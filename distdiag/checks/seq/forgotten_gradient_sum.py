@@ -267,9 +267,9 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
     """Gradients of a rank's own tokens are never summed over the ranks that hold copies.
 
     ## What you see
-    The ranks go on with different models, and the checkpoint holds the model of one rank. Each copy
-    of the parameter gets the gradient of one part of the tokens, and nothing sums these gradients
-    over the ranks.
+    The ranks continue with different models, and the checkpoint holds the model of one rank. Each
+    copy of the parameter gets the gradient of one part of the tokens, and nothing sums these
+    gradients over the ranks.
 
     ## Example
         loss.backward()

@@ -30,8 +30,9 @@ class MixedSamples(Check[SequenceView]):
         )
 
     ## How to fix
-    Divide the data by groups that share a sequence, not by ranks: `DistributedSampler(dataset,
-    num_replicas=dp_size, rank=dp_rank)`. Or gather the samples within the group.
+    Divide the data by groups that share a sequence, not by ranks:
+    `DistributedSampler(dataset, num_replicas=dp_size, rank=dp_rank)`. Or gather the samples within
+    the group.
 
     Changes: What the ranks read: fewer samples in a step, each of them whole.
 

@@ -28,9 +28,9 @@ class RepeatedPositions(Check[PositionedSequences]):
         position_ids = torch.arange(begin, begin + input_ids.shape[1])
 
     ## How to fix
-    Split the positions of the whole sequence in the same way as its tokens: `position_ids =
-    torch.arange(length).chunk(world_size)[rank]` for contiguous parts. Or compute the rotary angles
-    from these positions.
+    Split the positions of the whole sequence in the same way as its tokens:
+    `position_ids = torch.arange(length).chunk(world_size)[rank]` for contiguous parts. Or compute
+    the rotary angles from these positions.
 
     Changes: What attention computes between tokens of different parts.
 

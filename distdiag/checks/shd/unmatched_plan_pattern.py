@@ -27,9 +27,9 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
         parallelize_module(model, mesh["tp"], plan)
 
     ## How to fix
-    Write the names that the model has when the plan is applied (print `[name for name, _ in
-    model.named_modules()]`), with prefixes of wrappers, for example `base_model.model.`. Or delete
-    the pattern.
+    Write the names that the model has when the plan is applied (print
+    `[name for name, _ in model.named_modules()]`), with prefixes of wrappers, for example
+    `base_model.model.`. Or delete the pattern.
 
     Changes: Which tensors are sharded or left to each rank, and so memory, collectives and
     checkpoints.

@@ -27,8 +27,9 @@ class UntrainedParameter(Check[UntrainedView]):
         loss = text_loss + vision_loss
 
     ## How to fix
-    Use the parameters in the loss on every rank (if need be with factor zero: `loss = loss + 0.0 *
-    p.sum()`). Or freeze them with `p.requires_grad_(False)` before the optimizer is created.
+    Use the parameters in the loss on every rank (if need be with factor zero:
+    `loss = loss + 0.0 * p.sum()`). Or freeze them with `p.requires_grad_(False)` before the
+    optimizer is created.
 
     Changes: The parameters begin to train, or are frozen openly.
 
