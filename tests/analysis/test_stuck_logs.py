@@ -86,7 +86,7 @@ def test_where_all_are_equal_it_is_reported_what_to_collect_next():
     _, (finding,) = judge(SHARED / "f1_same.log")
     assert "for 600 s" in finding.message
     assert "TORCH_NCCL_TRACE_BUFFER_SIZE" in finding.fix
-    assert "left none is the first suspect" in finding.why
+    assert "Suspect a rank without a record first" in finding.why
 
 
 @pytest.mark.parametrize("name", ["f3_stacks", "f6_all_pending", "f6_one_missing"])

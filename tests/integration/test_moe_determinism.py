@@ -51,7 +51,7 @@ def test_noise_that_nobody_seeds_is_named_and_is_no_rounding(compared):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("tie", ("output of pooled (Pooled), which was given the same", "of the size of rounding")),
+        ("tie", ("output of pooled (Pooled), whose input is the same", "of the size of rounding")),
         ("data", ("the data of the model", "no rounding")),
         ("weights", ("differs first is the weights", "no rounding")),
     ],

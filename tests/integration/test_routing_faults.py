@@ -38,7 +38,7 @@ def test_experts_that_are_parts_are_not():
 def test_routers_that_differ_are_reported_by_what_they_choose():
     found = findings("unequal")
     assert found["MOE002"]["severity"] == "warning"
-    assert "by other scores" in found["MOE002"]["message"]
+    assert "by different scores" in found["MOE002"]["message"]
 
 
 @pytest.mark.slow

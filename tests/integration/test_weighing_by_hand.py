@@ -32,7 +32,7 @@ def test_a_loss_of_the_wrong_weight_is_found_at_its_backward_pass(name, code, wh
     found, shown = loud(name)
     assert [each["code"] for each in found] == [code], shown
     assert what in found[0]["message"]
-    assert f"weigh {2 if code == 'PAR013' else 0.5} together" in found[0]["message"]
+    assert f"add up to {2 if code == 'PAR013' else 0.5}" in found[0]["message"]
     assert found[0]["location"]["source"] == "loss.backward()"
 
 

@@ -10,9 +10,9 @@ class AsyncCollectiveUsedAsBarrier(FileRace):
     """A file access relies on an asynchronous collective that was not waited for.
 
     ## What you see
-    The line looks like a barrier and is none: issuing a collective does not make the host wait for
-    the other ranks, nor does a wait for one of NCCL, which holds up the stream alone. The file is
-    read before it is written.
+    The file is read before it is written, although a collective seems to order the two. The call of
+    an asynchronous collective does not make the host wait for the other ranks. With NCCL even
+    `wait()` does not: only the GPU's stream waits.
 
     ## Example
         # wrong: returns at once
@@ -27,15 +27,15 @@ class AsyncCollectiveUsedAsBarrier(FileRace):
         data = torch.load("cache.pt")
 
     ## How to fix
-    Wait for it before the access: keep the Work and call wait(), or use dist.barrier(). On GPUs,
-    where only the stream waits for an all_reduce, synchronise the device.
+    Call `dist.barrier()` before the access. Or keep the Work and call `work.wait()`, and on GPUs
+    `torch.cuda.synchronize()` after it.
 
     Changes: The host waits there for the slowest rank.
 
-    Leaves: Accesses before the collective.
+    Leaves: File accesses that come before the collective.
 
     ## When it is not a defect
-    The host waited for the collective in a way that is not observed.
+    The host waited for the collective in a way that distdiag does not observe.
 
     To silence it, set `ignore = ["BAR007"]` in `distdiag.toml`.
 

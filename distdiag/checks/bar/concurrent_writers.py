@@ -25,7 +25,8 @@ class ConcurrentWriters(FileRace):
     """Several ranks write one file at the same time.
 
     ## What you see
-    The writes interleave, or the last one wins: the file is damaged, or holds the data of one rank.
+    The file is damaged, or holds the data of one rank only. Several ranks write it at the same
+    time: their writes mix, or the last one wins.
 
     ## Example
         # wrong: every rank writes the same path
@@ -37,15 +38,18 @@ class ConcurrentWriters(FileRace):
         dist.barrier()
 
     ## How to fix
-    Let one of these ranks write the file (one of each node if the storage is local) and the others
-    wait in a barrier. Where each rank has data of its own, put the rank into the name.
+    Let one rank write the file (one rank per node if the storage is local to a node), and call
+    `dist.barrier()` on all ranks after the write. Or, if each rank has its own data, put the rank
+    into the file name: `f"cache-{rank}.bin"`.
 
     Changes: The work of preparing the file is done once.
 
-    Leaves: Files that were damaged before: remove them.
+    Leaves: Files that are already damaged: remove them.
 
     ## When it is not a defect
-    The ranks write at different times, ordered by something that is not observed.
+    The ranks write at different times, ordered by something that distdiag does not observe.
+
+    Writers that were seen to write the same content get severity info.
 
     Writers that were seen to write the same content get severity info. To silence it, set
     `ignore = ["BAR002"]` in `distdiag.toml`.

@@ -11,8 +11,9 @@ class DeletedOrRenamedWhileUsed(FileRace):
     """A rank removes or renames a file that another rank still uses.
 
     ## What you see
-    The other rank fails with a missing file, or works with what happens to be left. Nothing makes
-    the removing rank wait until the others are done.
+    The other rank fails because the file is missing, or works with the files that are left. Nothing
+    makes the rank that removes or renames the file wait until the other ranks have finished with
+    it.
 
     ## Example
         # wrong: a slow rank removes what a fast one has written already
@@ -26,15 +27,16 @@ class DeletedOrRenamedWhileUsed(FileRace):
         fill("cache", shard=rank)
 
     ## How to fix
-    Let only one rank remove it, after a barrier that all users reach when they are done, and before
-    a barrier that they pass before they use it again.
+    Call `dist.barrier()` on all ranks after the last use, and then let one rank remove the file. If
+    the ranks use the path again later, call a second barrier after the removal.
 
     Changes: The removing rank waits for the slowest user.
 
-    Leaves: Users in other programs.
+    Leaves: Other programs that use the file.
 
     ## When it is not a defect
-    Something that is not observed makes the remover wait for the user between the two lines.
+    Something that distdiag does not observe makes the remover wait for the user between the two
+    lines.
 
     To silence it, set `ignore = ["BAR003"]` in `distdiag.toml`.
 

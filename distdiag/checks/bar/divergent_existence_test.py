@@ -17,8 +17,9 @@ class DivergentExistenceTest(Check[FileTestView]):
     """Ranks test whether a file exists, get different answers, and take different branches.
 
     ## What you see
-    Some ranks wait in a collective that the others never reach, or exchange unrelated data. Whether
-    the file is there yet depends on which rank is faster.
+    Some ranks wait in a collective that the other ranks never reach, or exchange data that does not
+    belong together. Each rank tests by itself whether a file exists, and the answer depends on
+    which rank is faster.
 
     ## Example
         # wrong: a slow rank finds the file that a fast one has built
@@ -34,14 +35,16 @@ class DivergentExistenceTest(Check[FileTestView]):
             dist.barrier()
 
     ## How to fix
-    Test on one rank, broadcast the answer, and let every rank branch on that.
+    Test on one rank and broadcast the answer, then let every rank branch on that answer:
+    `found = [os.path.exists(path)]`, `dist.broadcast_object_list(found, src=0)`,
+    `if found[0]: ...`.
 
-    Changes: All ranks take the same branch, even where a rank could see more by itself.
+    Changes: All ranks take the same branch, even if one rank sees a file that rank 0 does not see.
 
-    Leaves: Storage that is local to nodes, where one answer does not fit all.
+    Leaves: Storage that is local to nodes, where one answer is not right for all ranks.
 
     ## When it is not a defect
-    The ranks made the same collectives after the test.
+    The ranks called the same collectives after the test.
 
     To silence it, set `ignore = ["BAR008"]` in `distdiag.toml`.
 

@@ -14,8 +14,9 @@ class GuardByGlobalRank(Check[MissingFile]):
     """Only one rank of the job writes a file that every node needs on its local disk.
 
     ## What you see
-    On one node it works. From the second node on, a rank fails because the file is missing on its
-    node, and no barrier helps.
+    The program works on one node, but with more nodes a rank fails because a file is missing on its
+    node. Only one rank of the whole job writes the file, to storage that is local to its node, so a
+    barrier does not help.
 
     ## Example
         # wrong: only the first node gets the index
@@ -29,15 +30,15 @@ class GuardByGlobalRank(Check[MissingFile]):
         dist.barrier()
 
     ## How to fix
-    Let the condition ask for LOCAL_RANK == 0 where the storage is local to a node, or write to
+    Use the local rank in the condition: `if int(os.environ["LOCAL_RANK"]) == 0:`. Or write to
     storage that all nodes share.
 
     Changes: Every node prepares the file once.
 
-    Leaves: The other ranks of a node still need a barrier after it.
+    Leaves: The other ranks of a node still need a `dist.barrier()` after the write.
 
     ## When it is not a defect
-    A rank of the failing rank's node has a record of writing this file.
+    The records show that a rank on the node of the failing rank has written this file.
 
     To silence it, set `ignore = ["BAR006"]` in `distdiag.toml`.
 

@@ -13,8 +13,9 @@ class ListingWhileWritten(FileRace):
     """A rank lists a folder while another rank changes it.
 
     ## What you see
-    The list holds temporary names that are gone a moment later, or misses entries. Ranks go on with
-    different sets of files.
+    The list of files lacks entries, or holds temporary names that no longer exist a moment later,
+    and ranks continue with different sets of files. A rank lists the folder while another rank
+    changes it.
 
     ## Example
         # wrong: rank 0 may still be writing
@@ -29,15 +30,16 @@ class ListingWhileWritten(FileRace):
         files = os.listdir(folder)
 
     ## How to fix
-    Put a barrier between the last change and the listing, or list on one rank and broadcast the
-    names.
+    Call `dist.barrier()` on all ranks between the last change and the listing. Or list on one rank
+    and broadcast the names (`dist.broadcast_object_list(names, src=0)`).
 
     Changes: The listing waits for the slowest writer.
 
     Leaves: Files of earlier runs in the same folder.
 
     ## When it is not a defect
-    Something that is not observed makes the listing rank wait for the writer between the two lines.
+    Something that distdiag does not observe makes the listing rank wait for the writer between the
+    two lines.
 
     To silence it, set `ignore = ["BAR004"]` in `distdiag.toml`.
 
@@ -62,7 +64,7 @@ class ListingWhileWritten(FileRace):
         """Name the listing first, with an entry that may or may not be in it."""
         entry = first_of(race.changes).event.written
         pair = unordered(race.uses, race.changes, race)
-        return f"{pair}: whether {entry} is listed depends on luck"
+        return f"{pair}: whether {entry} is listed depends on timing"
 
     def advise(self, race: Race) -> str:
         """Return where a barrier belongs."""

@@ -12,8 +12,9 @@ class RankGuardBeforeInit(FileRace):
     """A condition on the rank is tested before init_process_group, so every rank passes it.
 
     ## What you see
-    Before init_process_group torch knows of no ranks, so helpers that ask for the rank answer 0
-    everywhere. Every rank does the work of rank 0, and all write the same file at once.
+    Every rank does the work of rank 0, and all ranks write the same file at once. Before
+    `init_process_group` torch knows no ranks, so functions that return the rank return 0
+    everywhere.
 
     ## Example
         # wrong: the helper answers 0 on every rank
@@ -28,15 +29,15 @@ class RankGuardBeforeInit(FileRace):
         dist.barrier()
 
     ## How to fix
-    Move init_process_group before this condition, or let the condition read the environment
-    variable RANK; then let the others wait in a barrier.
+    Call `dist.init_process_group()` before this condition, and `dist.barrier()` on all ranks after
+    the guarded block. Or test `int(os.environ["RANK"]) == 0` in the condition.
 
     Changes: The process group exists earlier; its timeout runs while rank 0 works.
 
-    Leaves: Files that were damaged before: remove them.
+    Leaves: Files that are already damaged: remove them.
 
     ## When it is not a defect
-    The condition is meant to hold on these ranks, such as one of each node.
+    The condition is intended to hold on these ranks, for example on one rank per node.
 
     To silence it, set `ignore = ["BAR005"]` in `distdiag.toml`.
 

@@ -9,8 +9,9 @@ class UnorderedFileAccess(FileRace):
     """A rank reads a file that another rank writes, and nothing makes it wait.
 
     ## What you see
-    It works on a fast disk with few ranks. On a large cluster a rank reads half a file, or none: no
-    barrier, collective, message or file lock makes the reader wait until the file is whole.
+    On a large cluster a rank reads half a file, or no file, although the program works on a fast
+    disk with few ranks. No barrier, collective, message or file lock makes the reader wait until
+    the file is complete.
 
     ## Example
         # wrong: the others may load before the file is there
@@ -25,10 +26,11 @@ class UnorderedFileAccess(FileRace):
         data = torch.load("cache.pt")
 
     ## How to fix
-    Put a barrier of all ranks concerned between the write and the read, outside of any condition on
-    the rank; or let the writer broadcast what it has made.
+    Call `dist.barrier()` on all ranks between the write and the read, outside of any condition on
+    the rank. Or let the writer broadcast what it has made
+    (`dist.broadcast_object_list([data], src=0)`).
 
-    Changes: The ranks wait there for the slowest of them.
+    Changes: The ranks wait at the barrier for the slowest rank.
 
     Leaves: Readers in other programs, and file systems that show a new file late.
 

@@ -26,8 +26,9 @@ class DeduplicatedRankState(Check[RankStateView]):
     """A distributed checkpoint keeps one rank's value where each rank has its own.
 
     ## What you see
-    After a resume all ranks continue with the state of one: samples are read twice, or never. A
-    value that is not sharded is written once under its key, and given to all ranks at a load.
+    After a resume all ranks continue with the state of one rank, so samples are read twice or
+    never. A distributed checkpoint writes a value that is not sharded only once under its key, and
+    all ranks load this one value.
 
     ## Example
         # wrong: every rank saves its own position under one key
@@ -38,14 +39,18 @@ class DeduplicatedRankState(Check[RankStateView]):
         dcp.save(state, checkpoint_id=path)
 
     ## How to fix
-    Put the rank into the key, as in `f"loader_{rank}"`, or save one file for each rank.
+    Put the rank into the key where the state is added to the state dict:
+    `state[f"loader_{rank}"] = loader.state_dict()`, and load it with the same key. Or save one file
+    for each rank.
 
     Changes: The keys of new checkpoints; old ones cannot be loaded under the new keys.
 
-    Leaves: Checkpoints that were written before: they lack the state of the other ranks.
+    Leaves: Checkpoints that were already written: they lack the state of the other ranks.
 
     ## When it is not a defect
-    The ranks do not need these values, or set them anew after a load.
+    The ranks do not need these values, or set them again after a load.
+
+    Random generators, measurements and values that name the rank itself are a note.
 
     Random generators, measurements and what names the rank itself are a note. To silence it, set
     `ignore = ["CKP006"]` in `distdiag.toml`.
@@ -84,8 +89,8 @@ class DeduplicatedRankState(Check[RankStateView]):
         ranks = RankSet(rank for entries in found.values() for rank in entries)
         event = saved[min(ranks)]
         return self.finding(
-            f"{first_and_more(keys)} differs between {ranks.phrase()}, but a distributed "
-            f"checkpoint keeps the value of one of them under each key",
+            f"{first_and_more(keys)} {'differs' if len(keys) == 1 else 'differ'} between "
+            f"{ranks.phrase()}, but a distributed checkpoint keeps the value of one rank only",
             ranks=ranks,
             step=event.step,
             location=user_location(event.site.frames),

@@ -28,8 +28,9 @@ class IncompleteLoad(Check[WeightsLoadedView]):
     """Weights keep their initial values although a checkpoint was loaded into the model.
 
     ## What you see
-    The run trains, or freezes, weights that are random numbers. With `strict=False`, or when the
-    error is caught, nothing says so: the loss is merely higher than it should be.
+    The run trains with, or freezes, weights that are random numbers; the loss is higher than it
+    should be, and no error says why. With `strict=False`, or when the program catches the error, a
+    load skips tensors that the checkpoint does not name.
 
     ## Example
         # wrong: the file was saved from DDP, so all names begin with `module.` and none fits
@@ -41,14 +42,16 @@ class IncompleteLoad(Check[WeightsLoadedView]):
         model.load_state_dict(state)
 
     ## How to fix
-    Load with `strict=True`, or compare `missing_keys` with what is meant to be new.
+    Load with `strict=True`. Or print `missing_keys` of what `load_state_dict(state, strict=False)`
+    returns, and make sure that each of these tensors is intended to be new.
 
     Changes: The weights that training begins with.
 
     Leaves: Results of runs that began with these weights.
 
     ## When it is not a defect
-    The tensors named are meant to be new (a head, an adapter), or were filled from elsewhere.
+    The named tensors are intended to be new (a head, an adapter), or were filled from a different
+    source.
 
     To silence it, set `ignore = ["CKP003"]` in `distdiag.toml`.
 
@@ -105,33 +108,41 @@ def _reason(event: WeightsLoaded) -> _Reason | None:
     if event.at_step == 0 and event.num_renamed > 1:
         change = f"the checkpoint has them under {_prefix(event.given_prefix)} and the model "
         change += f"under {_prefix(event.wanted_prefix)}"
-        fix = f"Replace the prefix {_prefix(event.given_prefix)} of the names in the checkpoint by "
-        fix += f"{_prefix(event.wanted_prefix)} before it is loaded."
+        fix = f"Before the load, replace the prefix {_prefix(event.given_prefix)} of the names in "
+        fix += f"the checkpoint by {_prefix(event.wanted_prefix)}."
         if is_nothing or event.renamed_bytes >= _MUCH * event.num_bytes:
             return _Reason(change, fix, grade, 0.95)
         if not event.is_refused:
             return _Reason(change, fix, Grade.NOTE, 0.5)
     fix = IncompleteLoad.fix
     if is_nothing and event.num_given:
-        text = f"none of the {event.num_given} tensors of the checkpoint has a name of the model"
+        text = f"the model has no tensor with the name of one of the {event.num_given} in the "
+        text += "checkpoint"
         return _Reason(text, fix, Grade.LIKELY, 0.85)
     if event.at_step:
         return None  # what is missing may be trained by now
     if event.is_refused:
-        text = "a strict load failed, and the program went on"
-        return _Reason(text, "Let the error of the strict load end the run.", Grade.LIKELY, 0.8)
+        text = "a strict load failed, and the program caught the error and went on"
+        return _Reason(
+            text,
+            "Do not catch the error of the strict load: let it end the run.",
+            Grade.LIKELY,
+            0.8,
+        )
     if event.holes:
         text = f"{first_and_more(event.holes)} are missing although their neighbours were loaded"
         return _Reason(text, fix, Grade.LIKELY, 0.8)
     if 2 * event.missing_bytes > event.num_bytes:
         return None  # an adapter, or a part of a larger model
-    return _Reason("they are new, or their names do not fit", fix, Grade.NOTE, 0.4)
+    return _Reason(
+        "they are new, or the names in the checkpoint are different", fix, Grade.NOTE, 0.4
+    )
 
 
 def _rest(event: WeightsLoaded) -> str:
-    seen = f"{event.num_untouched} of them hold what they held at the load"
+    seen = f"{event.num_untouched} of them still have the values that they had at the load"
     if event.num_unknown:
-        seen += f", {event.num_unknown} cannot be compared any more"
+        seen += f", {event.num_unknown} can no longer be compared"
     if not event.num_unexpected:
         return f"{seen}; all tensors of the checkpoint were used"
     return f"{seen}; not in the model: {first_and_more(event.unexpected)}"

@@ -12,14 +12,18 @@ from distdiag.views.alignment import LoadWastedView
 
 _TEXTS: Final = {
     Waste.UNUSED: (
-        "{api} read tensors for {names} of {target}, but the model trains with what it held before",
-        "The tensors were read into memory that is not the model's, and never put into the model.",
-        "Call `set_model_state_dict` or `load_state_dict` of the model with what was read.",
+        "{api} read tensors for {names} of {target}, but the model still has the values from "
+        "before",
+        "The run trains with the weights from before the load. The tensors were read into memory "
+        "that is not the model's, and nothing copied them into the model.",
+        "After the read, call `model.load_state_dict(state)`, or `set_model_state_dict(model, "
+        "state)` of torch.distributed.checkpoint.state_dict.",
     ),
     Waste.OVERWRITTEN: (
-        "{target} was loaded, but {names} hold something else when training begins",
-        "Something has written other values over what was loaded, such as an initialisation.",
-        "Load after the weights were initialised and moved, not before.",
+        "{target} was loaded, but {names} have different values when training begins",
+        "The run trains with weights that are not those of the checkpoint. Something overwrote the "
+        "loaded values before the first step, for example an initialisation.",
+        "Load the checkpoint after the weights are initialised, moved and broadcast, not before.",
     ),
 }
 
@@ -28,8 +32,8 @@ class IneffectiveLoad(Check[LoadWastedView]):
     """A checkpoint was read, but the model that trains does not hold its values.
 
     ## What you see
-    The run seems to resume and begins anew: the values were read into tensors that are not the
-    model's, or something wrote other values over them.
+    The run seems to resume, but starts with other weights. The checkpoint was read into tensors
+    that are not the model's, or something overwrote the loaded values.
 
     ## Example
         # wrong: a full state dict is a copy; the model never gets what was read
@@ -42,14 +46,15 @@ class IneffectiveLoad(Check[LoadWastedView]):
         set_model_state_dict(model, state, options=full)
 
     ## How to fix
-    Put what was read into the model, after everything that initialises it.
+    Load the checkpoint into the model after everything that initialises the model:
+    `model.load_state_dict(state)`.
 
     Changes: The weights that training begins with.
 
     Leaves: Results of runs that began with other weights.
 
     ## When it is not a defect
-    The program means to train from other weights than those that it has loaded.
+    The program is intended to train from weights other than those that it has loaded.
 
     To silence it, set `ignore = ["CKP004"]` in `distdiag.toml`.
 

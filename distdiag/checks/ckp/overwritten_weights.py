@@ -27,8 +27,9 @@ class OverwrittenWeights(Check[SavedWeightsView]):
     """A distributed checkpoint keeps one rank's weights under a key where each rank has its own.
 
     ## What you see
-    Saving and loading succeed, but after a resume all ranks have the weights of one, and the others
-    are lost. A tensor that is not sharded is written once under its key, whoever else gives one.
+    Saving and loading succeed, but after a resume all ranks have the weights of one rank, and the
+    weights of the others are lost. A distributed checkpoint writes a tensor that is not sharded
+    only once under its key, even if several ranks pass different tensors.
 
     ## Example
         # wrong: each rank numbers its experts from 0
@@ -39,15 +40,16 @@ class OverwrittenWeights(Check[SavedWeightsView]):
         dcp.save({"model": model.state_dict()}, checkpoint_id=path)
 
     ## How to fix
-    Give the tensors names that say whose they are (the number of the expert among all, the rank),
-    or save them as parts of one `DTensor`.
+    Put the owner into the name of the tensor, for example the number of the expert among all
+    experts (`experts.{rank * num_local + i}.weight`). Or save the tensors as shards of one
+    `DTensor`.
 
     Changes: The keys of new checkpoints; old ones cannot be loaded under the new keys.
 
-    Leaves: Checkpoints that were written before: they lack the weights of the other ranks.
+    Leaves: Checkpoints that were already written: they lack the weights of the other ranks.
 
     ## When it is not a defect
-    Any rank's weights will do for all ranks after a load.
+    After a load, the weights of any rank are right for all ranks.
 
     If so, add `ignore = ["CKP008"]` to `distdiag.toml`.
 
@@ -76,8 +78,8 @@ class OverwrittenWeights(Check[SavedWeightsView]):
         event = view.by_rank[min(ranks)]
         key, different = next(iter(apart.items()))
         yield self.finding(
-            f"{ranks.phrase()} save different weights as {first_and_more(tuple(apart))}, and a "
-            "distributed checkpoint keeps those of one of them",
+            f"{ranks.phrase()} save different weights as {first_and_more(tuple(apart))}, but a "
+            "distributed checkpoint keeps those of one rank only",
             ranks=ranks,
             step=event.step,
             location=user_location(event.site.frames),

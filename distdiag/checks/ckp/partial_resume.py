@@ -21,8 +21,9 @@ class PartialResume(Check[ResumeView]):
     """Weights were loaded from a checkpoint, and the state of their optimizer was not.
 
     ## What you see
-    The first steps after a resume are as large as those at the start of a training, at the learning
-    rate of the middle, because the optimizer estimates its moments anew. The loss jumps.
+    The loss jumps after a resume, because the first steps are as large as at the start of a
+    training, at the learning rate of the middle. The weights were loaded, but the optimizer begins
+    without its moments.
 
     ## Example
         # wrong: the optimizer that was loaded is thrown away
@@ -36,14 +37,16 @@ class PartialResume(Check[ResumeView]):
         optimizer.load_state_dict(checkpoint["optimizer"])
 
     ## How to fix
-    Load the state of the optimizer from the same checkpoint, into the optimizer that steps.
+    Load the state of the optimizer from the same checkpoint:
+    `optimizer.load_state_dict(checkpoint["optimizer"])`, into the optimizer object that steps,
+    after it is created and wrapped.
 
     Changes: The updates after a resume.
 
-    Leaves: Runs that were resumed without the state.
+    Leaves: Runs that were already resumed without the state.
 
     ## When it is not a defect
-    The optimizer is meant to begin anew, as in a fine-tuning.
+    The optimizer is intended to begin without state, as in a fine-tuning.
 
     To silence it, set `ignore = ["CKP007"]` in `distdiag.toml`.
 
@@ -65,7 +68,7 @@ class PartialResume(Check[ResumeView]):
         for reason, by_rank in reasons.items():
             ranks, event = RankSet(by_rank), by_rank[min(by_rank)]
             yield self.finding(
-                f"{event.optimizer} begins without the state of a training that is resumed: "
+                f"{event.optimizer} begins without state although the training is resumed: "
                 f"{reason.text}",
                 ranks=ranks,
                 step=event.step,
@@ -82,7 +85,8 @@ def _reason(event: TrainingResumed) -> _Reason | None:
     if not is_empty or not event.num_parameters:
         return None
     if event.num_lost:
-        text = f"{event.num_lost} entries were loaded into another one that never stepped"
+        text = f"{event.num_lost} entries of its state were loaded into a different optimizer, "
+        text += "which never stepped"
         return _Reason(text, Grade.LIKELY, 0.9)
     if 2 * event.num_loaded < event.num_parameters:
         return None

@@ -27,8 +27,9 @@ class RebuiltAverage(Check[AverageSaved]):
     """A training is resumed, and the running average of its weights begins anew.
 
     ## What you see
-    After each resume the averaged weights are as noisy as the trained ones, and worse than before.
-    The checkpoint holds the average, but it is made anew as a copy of the model.
+    After each resume the averaged weights are as noisy as the trained weights. The checkpoint
+    contains the running average, but the program does not load it and builds a new average as a
+    copy of the model.
 
     ## Example
         model.load_state_dict(state["model"])
@@ -39,14 +40,15 @@ class RebuiltAverage(Check[AverageSaved]):
         ema.load_state_dict(state["ema"])
 
     ## How to fix
-    Load the average from the checkpoint, after it was made.
+    Load the average from the checkpoint, after the average is created:
+    `ema.load_state_dict(checkpoint["ema"])`.
 
     Changes: The averaged weights from the resumed step on.
 
     Leaves: The weights that are trained, and the state of their optimizer.
 
     ## When it is not a defect
-    The average is meant to begin anew, though the state of the optimizer goes on.
+    The average is intended to begin again, although the state of the optimizer is resumed.
 
     If so, add `ignore = ["CKP010"]` to `distdiag.toml`. Other weights beside those of the model,
     such as the best ones or those of a target network, are a note. An average that is meant to
@@ -68,8 +70,8 @@ class RebuiltAverage(Check[AverageSaved]):
         of_file = max(view.share_of_file, 0.0)
         is_named = _AVERAGE.search(view.path.lower()) is not None
         yield self.finding(
-            f"{view.path} of the checkpoint is not used: what is saved there now began anew as a "
-            f"copy of {view.first_path}",
+            f"{view.path} of the checkpoint was not loaded: the average that is now saved there "
+            f"began as a new copy of {view.first_path}",
             ranks=RankSet([view.rank]),
             step=view.step,
             location=user_location(view.site.frames),

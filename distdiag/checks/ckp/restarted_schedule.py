@@ -13,9 +13,9 @@ class RestartedSchedule(Check[RestartedScheduleView]):
     """A training is resumed, and its learning-rate schedule begins anew.
 
     ## What you see
-    The rate jumps back to that of the first step, warm-up included, and the loss rises after the
-    resume. The checkpoint holds the state of the schedule, but only weights and optimizer got
-    theirs.
+    The learning rate jumps back to that of the first step, warm-up included, and the loss rises
+    after the resume. The checkpoint contains the state of the schedule, but the program loads only
+    weights and optimizer.
 
     ## Example
         # wrong: the schedule stays at its beginning
@@ -25,14 +25,15 @@ class RestartedSchedule(Check[RestartedScheduleView]):
         scheduler.load_state_dict(state["scheduler"])
 
     ## How to fix
-    Load the state of the schedule into the new one, after the state of the optimizer.
+    Load the state of the schedule, after the state of the optimizer:
+    `scheduler.load_state_dict(checkpoint["scheduler"])`.
 
     Changes: The learning rate from the resumed step on.
 
-    Leaves: Runs that were resumed before, with other rates.
+    Leaves: Runs that were already resumed, with wrong rates.
 
     ## When it is not a defect
-    The same schedule is meant to be run through once more with the old state of the optimizer.
+    The same schedule is intended to run once more with the old state of the optimizer.
 
     If so, add `ignore = ["CKP009"]` to `distdiag.toml`. Where a schedule is a function of the
     program, nothing tells whether it is the same one, and it is only a note.
@@ -50,13 +51,14 @@ class RestartedSchedule(Check[RestartedScheduleView]):
         ranks, event = RankSet(view.by_rank), view.any_event
         alike = ", ".join(event.same)
         yield self.finding(
-            f"{event.optimizer} resumes, and its {event.schedule} begins anew: the checkpoint has "
-            f"one at step {event.saved_step}, which was not loaded",
+            f"{event.optimizer} resumes, but its {event.schedule} starts from the beginning: the "
+            f"checkpoint has its state at step {event.saved_step}, which was not loaded",
             ranks=ranks,
             step=event.step,
             location=user_location(event.site.frames),
             subjects=(event.schedule,),
             grade=Grade.LIKELY if event.same else Grade.NOTE,
             confidence=0.85,
-            evidence=f"both have the same rates{f' and the same {alike}' if alike else ''}",
+            evidence=f"the schedule and the one in the checkpoint have the same rates"
+            f"{f' and the same {alike}' if alike else ''}",
         )

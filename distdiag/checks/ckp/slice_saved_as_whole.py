@@ -13,8 +13,9 @@ class SliceSavedAsWhole(Check[SliceSaveView]):
     """A checkpoint holds only some ranks' parts of a sharded parameter.
 
     ## What you see
-    A sharded parameter is on no rank as a whole: each has its own rows or columns. The file holds a
-    fraction of each parameter, or the experts of some ranks; what the others had trained is lost.
+    The file holds only a part of each parameter, or the experts of some ranks; what the other ranks
+    have trained is lost. No rank has a sharded parameter as a whole: each rank has its own rows or
+    columns.
 
     ## Example
         # wrong: saves the rows of rank 0 only
@@ -27,12 +28,13 @@ class SliceSavedAsWhole(Check[SliceSaveView]):
             torch.save(state, path)
 
     ## How to fix
-    Call `full_tensor()` on all ranks and save the result on one of them, or save with
-    `torch.distributed.checkpoint` on all ranks. Each rank saves its own experts.
+    Call `parameter.full_tensor()` on all ranks and save the result on one of them. Or save on all
+    ranks with `torch.distributed.checkpoint` (`dcp.save(state, checkpoint_id=folder)`). Each rank
+    must save its own experts.
 
-    Changes: The size of the checkpoint, and the memory that saving it needs.
+    Changes: The size of the checkpoint, and the memory that saving needs.
 
-    Leaves: Checkpoints that were written before: they lack the other parts.
+    Leaves: Checkpoints that were already written: they lack the other parts.
 
     ## When it is not a defect
     The saved tensors have the global shapes of the parameters.
@@ -55,7 +57,7 @@ class SliceSavedAsWhole(Check[SliceSaveView]):
         lost = alignment.missing_ranks
         yield self.finding(
             f"{alignment.present_ranks.phrase()} saved only its own part of "
-            f"{first_and_more(first.names)}; the parts of {lost.phrase()} were saved nowhere",
+            f"{first_and_more(first.names)}; the parts of {lost.phrase()} were never saved",
             ranks=lost,
             step=first.step,
             location=location,

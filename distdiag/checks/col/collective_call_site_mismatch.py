@@ -28,8 +28,9 @@ class CollectiveCallSiteMismatch(CallMismatch):
     """Ranks call the same collective for different modules, or from different lines.
 
     ## What you see
-    Nothing hangs and nothing fails. Calls are paired by order, not by what they are for: these fit
-    in kind and size, so shards of different parameters, or different metrics, are mixed.
+    Nothing hangs and nothing fails, but the results are wrong: shards of different parameters, or
+    different metrics, are mixed. Ranks pair collectives by their order alone, and these calls
+    happen to agree in kind and size.
 
     ## Example
         # wrong: the order depends on the rank's batch, so one rank gathers `image`, another `text`
@@ -41,12 +42,14 @@ class CollectiveCallSiteMismatch(CallMismatch):
             model.adapters[name](batch)
 
     ## How to fix
-    Fix the order: iterate over a sorted or agreed list instead of what the local data holds, and
-    make calls that only one rank makes on all ranks or on none.
+    Make the calls in the same order on every rank: loop over `sorted(names)` instead of over what
+    the local data holds. If only one rank makes an extra call, let all ranks make this call, or
+    none.
 
     Changes: The results: what was computed so far used mixed values.
 
-    Leaves: Weights and optimizer state that wrong values have reached; start again before.
+    Leaves: Weights and optimizer state that already contain wrong values: restart from a checkpoint
+    from before.
 
     ## When it is not a defect
     The records show the same module, and the same line, on all ranks of this call.

@@ -15,9 +15,9 @@ class CollectiveDtypeMismatch(CallMismatch):
     """Ranks call one collective with different dtypes.
 
     ## What you see
-    A backend exchanges bytes, and each rank reads them as its own dtype. If the widths differ, the
-    call hangs or overruns memory; if they agree (float16 and bfloat16), it ends well and every
-    value is wrong.
+    The call hangs, overruns memory, or ends with wrong values in every element. The backend
+    exchanges bytes, and each rank reads the bytes as its own dtype (float16 and bfloat16 have the
+    same width, so their mix gives no error).
 
     ## Example
         # wrong: rank 0 computes outside of autocast and reduces float32
@@ -30,11 +30,12 @@ class CollectiveDtypeMismatch(CallMismatch):
         dist.all_reduce(loss)
 
     ## How to fix
-    Convert the tensor to one agreed dtype right before the call, on every rank.
+    Convert the tensor to the same dtype right before the call, on every rank:
+    `tensor = tensor.to(torch.float32)`.
 
     Changes: The precision of what is exchanged, on the ranks that convert.
 
-    Leaves: The reason why the dtypes differ: a cast, autocast or checkpoint of some ranks.
+    Leaves: The reason why the dtypes differ: a cast, autocast or a checkpoint on some ranks.
 
     ## When it is not a defect
     The recorded dtypes of this call are the same on all ranks.

@@ -15,9 +15,9 @@ class CollectiveKindMismatch(CallMismatch):
     """Ranks call different collectives at the same point of a process group.
 
     ## What you see
-    The job hangs, aborts in C++, or exchanges memory that does not belong together. Collectives of
-    a process group are paired by their order alone: one rank has made a call too many or too few
-    before this point, and nothing fits from here on.
+    The job hangs, aborts in C++, or exchanges memory that does not belong together. Ranks pair the
+    collectives of a process group by their order alone: before this point one rank has made a call
+    too many or too few, and from here on no call matches.
 
     ## Example
         # wrong: a rank without gradients skips the gather, and its next all_reduce meets it
@@ -31,8 +31,9 @@ class CollectiveKindMismatch(CallMismatch):
             dist.all_gather(self.parts, self.update_or_zeros())
 
     ## How to fix
-    Find the branch or early return that only some of the ranks take before these two lines. Make
-    every rank take the same way, or let the ranks agree on it by an all_reduce of the condition.
+    Find the branch or early return that only some ranks take before these two lines, and let every
+    rank take the same branch. If the branch depends on local data, let the ranks agree first:
+    `dist.all_reduce(flag, op=dist.ReduceOp.MAX)`.
 
     Changes: A call that some ranks skipped now costs its time on every rank.
 

@@ -33,8 +33,8 @@ class CollectiveShapeMismatch(CallMismatch):
     """Ranks call one collective with sizes that do not fit together.
 
     ## What you see
-    NCCL does not compare sizes: the call hangs, or reads and writes beyond the tensor. Gloo aborts
-    the process.
+    With NCCL the call hangs, or reads and writes beyond the tensor; Gloo aborts the process. The
+    ranks pass sizes that do not fit together, and NCCL does not compare them.
 
     ## Example
         # wrong: each rank pads to its own longest sample
@@ -47,15 +47,18 @@ class CollectiveShapeMismatch(CallMismatch):
         dist.all_gather_into_tensor(everything, model(pad(batch, int(longest))))
 
     ## How to fix
-    Make the sizes equal: pad to the maximum over the ranks, drop the uneven last batch on all of
-    them, or exchange the sizes first and pass splits that fit.
+    Make the sizes equal on all ranks: pad to the maximum over the ranks, or drop the uneven last
+    batch (`drop_last=True`). Or exchange the sizes first and pass splits that fit
+    (`dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes)`).
 
-    Changes: Padding has to be masked out wherever the gathered values are used.
+    Changes: Padding must be masked out wherever the gathered values are used.
 
     Leaves: The reason why the ranks' data differ in size.
 
     ## When it is not a defect
     The sizes fit for every pair of ranks, as in an all_to_all with matching splits.
+
+    Equal numbers of elements in different shapes are only a note.
 
     Equal numbers of elements in different shapes are only a note. To silence it, set
     `ignore = ["COL003"]` in `distdiag.toml`.
@@ -96,7 +99,7 @@ class CollectiveShapeMismatch(CallMismatch):
             )
         else:
             verdict = blame(alignment, groups)
-            detail = "all ranks must pass equally many elements, but there are " + each_group(
+            detail = "all ranks must pass the same number of elements, but there are " + each_group(
                 alignment, groups, lambda call: sum(payload(call.signature))
             )
         modules = {clean_module(call.site.module) for call in alignment.by_rank.values()}
@@ -112,7 +115,8 @@ class CollectiveShapeMismatch(CallMismatch):
     def _differing_shapes(self, alignment: CollectiveView, groups: tuple[RankSet, ...]) -> Finding:
         culprits = blame(alignment, groups).culprits
         return self.finding(
-            f"{call_phrase(alignment.any_event)} has equally many elements in different shapes",
+            f"{call_phrase(alignment.any_event)} has the same number of elements in different "
+            "shapes",
             ranks=culprits,
             step=step_of(alignment, culprits),
             location=location_in(alignment, culprits),

@@ -31,16 +31,19 @@ from distdiag.findings.descriptions import (
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.alignment import Alignment, OpenCollective, Trigger
 
-_WHY_CYCLE = "Each of these ranks waits for a call that another of them would make afterwards."
-_FIX_CYCLE = "Make the calls of the process groups in one order on all ranks."
+_WHY_CYCLE = (
+    "Each of these ranks waits in one process group for a rank that waits in another group."
+)
+_FIX_CYCLE = "Call the collectives of the process groups in the same order on all ranks."
 
 _WHY_UNRECORDED = (
-    "All ranks that left a record wait in one call with matching arguments. Who left none never "
-    "came to it, or died or stood still before it could write one."
+    "All ranks that left a record wait in one call with matching arguments. A rank without a "
+    "record never came to this call, or it died or hung before it could write the record."
 )
 _FIX_UNRECORDED = (
-    "Look at what became of this rank: its own log, its exit status, the kernel log of its node. "
-    "If its record was only not collected, analyze it together with the others."
+    "Find out what happened to this rank: read its own log, its exit status and the kernel log of "
+    "its node. If its record exists and was only not collected, pass it to `distdiag analyze` "
+    "together with the others."
 )
 
 
@@ -62,8 +65,8 @@ class MissingFromCollective(Check[OpenCollective]):
             dist.all_reduce(loss, group=group)
 
     ## How to fix
-    Look at where the missing rank is: it took another branch, left early, waits in another process
-    group, or is stuck in its own code. Let every rank of the group make this call, or none.
+    Let every rank of the group make this call, or none. Look at where the missing rank is: it took
+    a different branch, left early, waits in a different process group, or is stuck in its own code.
 
     Changes: The missing rank takes part in the call and spends its time there.
 

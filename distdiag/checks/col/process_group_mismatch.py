@@ -26,8 +26,8 @@ from distdiag.views.rank_states import RankStatus
 
 _MAIN: Final = "MainThread"
 _FIX_OF_THREADS: Final = (
-    "Create all process groups in one thread, in one order on every rank, before other threads "
-    "begin: threads come to their calls in another order on each rank."
+    "Create all process groups in one thread, in the same order on every rank, before other "
+    "threads start: threads make their calls in a different order on each rank."
 )
 
 
@@ -35,9 +35,9 @@ class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
     """Ranks create process groups differently, or in different order.
 
     ## What you see
-    `new_group` is a collective of all ranks, members or not: a rank that leaves it out makes the
-    others wait. Groups are identified by the order of their creation, so later ones meet in the
-    wrong group.
+    Ranks wait in the creation of a group, or later collectives meet in the wrong group. All ranks
+    must call `new_group`, members of the group or not, and torch identifies groups by the order of
+    their creation.
 
     ## Example
         # wrong: only the members make the call
@@ -49,15 +49,17 @@ class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
         group = groups[rank // 2]
 
     ## How to fix
-    Call new_group for every group on every rank, in one order. Where only members can call it, pass
-    use_local_synchronization=True.
+    Call `dist.new_group(ranks)` for every group on every rank, in the same order. If only the
+    members can call it, pass `use_local_synchronization=True`.
 
     Changes: Ranks also make the calls for groups that they are not in.
 
-    Leaves: Collectives that used the wrong group before.
+    Leaves: Results of collectives that already ran in the wrong group.
 
     ## When it is not a defect
-    All ranks' records show this call with the same members at the same place in order.
+    All ranks' records show this call with the same members at the same place in the order.
+
+    A different description of the same members is a note.
 
     A different description of the same members is a note. To silence it, set `ignore = ["COL008"]`
     in `distdiag.toml`.

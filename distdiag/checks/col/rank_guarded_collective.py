@@ -15,9 +15,9 @@ class RankGuardedCollective(Check[CollectiveView | OpenCollective]):
     """A collective stands under a condition that holds on some ranks only.
 
     ## What you see
-    The call needs every rank of its group, and the condition before it keeps some of them away. The
-    others wait for ever, or their call is paired with the next one. Saving a sharded model,
-    metrics, generation and any forward of a sharded model are collectives, too.
+    The ranks that made the call wait for ever, or exchange data with a later call. The call needs
+    every rank of its group, but a condition before it keeps some ranks away. Saving a sharded
+    model, metrics, generation and each forward pass of a sharded model contain collectives too.
 
     ## Example
         # wrong: gathering the sharded weights is a collective, and only rank 0 gets there
@@ -30,7 +30,7 @@ class RankGuardedCollective(Check[CollectiveView | OpenCollective]):
             torch.save(state, path)
 
     ## How to fix
-    Move the call out of the condition, so that every rank of the group makes it, and leave only the
+    Move the call out of the condition, so that every rank of the group makes it. Keep only the
     local part (writing, logging) under the condition.
 
     Changes: All ranks now spend the time and memory of the call.
@@ -38,7 +38,7 @@ class RankGuardedCollective(Check[CollectiveView | OpenCollective]):
     Leaves: A second guarded call further on, which would hang next.
 
     ## When it is not a defect
-    A rank that the condition excludes has a record of this very call.
+    A rank that the condition excludes has a record of exactly this call.
 
     To silence it, set `ignore = ["COL009"]` in `distdiag.toml`.
 

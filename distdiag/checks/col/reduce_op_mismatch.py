@@ -15,8 +15,8 @@ class ReduceOpMismatch(CallMismatch):
     """Ranks reduce one tensor with different operations.
 
     ## What you see
-    Nothing fails: no backend compares the operation. Each rank combines the values in its own way,
-    and the ranks go on with different, wrong results.
+    Nothing fails, but the ranks continue with different, wrong results. Each rank combines the
+    values by its own operation, and no backend compares the operations.
 
     ## Example
         # wrong: MAX on rank 0, the default SUM elsewhere
@@ -29,11 +29,12 @@ class ReduceOpMismatch(CallMismatch):
         dist.all_reduce(metric, op=dist.ReduceOp.MAX)
 
     ## How to fix
-    Pass the same ReduceOp on every rank; spell it out where one side relies on the default.
+    Pass the same operation on every rank, and write it out:
+    `dist.all_reduce(tensor, op=dist.ReduceOp.SUM)`.
 
     Changes: The reduced values, and what was derived from them.
 
-    Leaves: State that the wrong values have already reached, such as checkpoints.
+    Leaves: State that already contains wrong values, for example checkpoints.
 
     ## When it is not a defect
     All ranks' records of this call show the same ReduceOp.

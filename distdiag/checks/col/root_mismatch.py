@@ -15,8 +15,8 @@ class RootMismatch(CallMismatch):
     """Ranks name different roots for one collective.
 
     ## What you see
-    The root sends and the others receive. With two roots the call hangs, or a rank keeps a value
-    that nobody else has.
+    The call hangs, or a rank keeps a value that no other rank has. One rank, the root, sends and
+    the other ranks receive, but here the ranks name different roots.
 
     ## Example
         # wrong: every rank names itself
@@ -28,12 +28,12 @@ class RootMismatch(CallMismatch):
         dist.broadcast(flag, group=group, group_src=0)
 
     ## How to fix
-    Compute src or dst from values that are equal on all ranks, as a global rank, or pass group_src
-    or group_dst for a rank within the group.
+    Pass the same global rank on all ranks: `dist.broadcast(tensor, src=0)`. For a rank within the
+    group, pass `group_src=0` or `group_dst=0` instead.
 
     Changes: Which rank's value the others get.
 
-    Leaves: Values that ranks took from the wrong root before.
+    Leaves: Values that ranks already took from the wrong root.
 
     ## When it is not a defect
     All ranks' records of this call name the same root.

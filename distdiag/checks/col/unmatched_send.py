@@ -34,8 +34,9 @@ class UnmatchedSend(Check[OpenCollective]):
     """A send or a receive has no counterpart.
 
     ## What you see
-    A receive without a send waits until the timeout, and so does a large send without a receive. A
-    message needs both sides, with the same tag, in the same order for each pair of ranks.
+    The rank waits until the timeout: a receive without a send, or a large send without a receive,
+    never ends. A message needs both sides, with the same tag, in the same order for each pair of
+    ranks.
 
     ## Example
         # wrong: both neighbours receive first, and wait for each other
@@ -48,12 +49,13 @@ class UnmatchedSend(Check[OpenCollective]):
             work.wait()
 
     ## How to fix
-    Add the missing side or remove this one. For an exchange use batch_isend_irecv, or let one of
-    the two send first and the other receive first.
+    Add the missing side, or remove this one. For an exchange in both directions call
+    `dist.batch_isend_irecv(ops)`. Or let one of the two ranks send first and the other rank receive
+    first.
 
     Changes: The order in which the two ranks communicate.
 
-    Leaves: Messages that were paired with the wrong one before.
+    Leaves: Messages that were already paired with the wrong call.
 
     ## When it is not a defect
     The peer has a record of the matching call: same group, peer and tag.

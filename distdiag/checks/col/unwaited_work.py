@@ -14,8 +14,8 @@ class UnwaitedWork(Check[WorkView]):
     """An asynchronous collective is never waited for.
 
     ## What you see
-    The tensor holds the result only after wait(). Before that the code reads what is there by
-    chance, and an error of the call is never seen.
+    The code reads values at random from before or after the call, and nobody sees an error of the
+    call. The tensor holds the result only after `wait()` on the Work that the call returns.
 
     ## Example
         # wrong: the sum may not be there yet
@@ -28,15 +28,17 @@ class UnwaitedWork(Check[WorkView]):
         print(loss.item())
 
     ## How to fix
-    Keep the Work that the call returns and call wait() on it before the result is used, or drop
-    `async_op=True`.
+    Keep the Work and wait for it before the result is used:
+    `work = dist.all_reduce(tensor, async_op=True)`, then `work.wait()`. Or drop `async_op=True`.
 
     Changes: The host, or its stream, waits there for the call to end.
 
     Leaves: Values that were read too early in the steps before.
 
     ## When it is not a defect
-    A wait() on this Work, or a synchronisation of the device, stands before the use.
+    A `wait()` on this Work, or a synchronisation of the device, comes before the use of the tensor.
+
+    Barriers, sends and receives are a note.
 
     Barriers, sends and receives are a note. To silence it, set `ignore = ["COL010"]` in
     `distdiag.toml`.
@@ -61,14 +63,14 @@ class UnwaitedWork(Check[WorkView]):
         has_result = call.signature.peer is None and "barrier" not in call.signature.op
         ranks = RankSet([event.rank])
         yield self.finding(
-            f"nobody waited for {call_phrase(call)}, which {ranks.phrase()} issued with "
+            f"{ranks.phrase()} never waited for {call_phrase(call)}, issued with "
             f"async_op=True{at(location)}",
             ranks=ranks,
             step=call.step,
             location=location,
             grade=Grade.LIKELY if has_result else Grade.NOTE,
             confidence=0.8 if has_result else 0.3,
-            evidence="its Work was released unwaited",
+            evidence="dropped its Work without wait()",
         )
 
 

@@ -14,9 +14,9 @@ class BestByLocalMetric(Check[LocalEvaluationView]):
     """What is kept as the best is chosen by the samples of one rank.
 
     ## What you see
-    Each rank evaluates its own part of a data set, and nothing brings the results together before
-    one rank compares its own with the best so far. Another checkpoint is kept than the whole data
-    set would choose, and the metric that is reported changes with the number of ranks.
+    The run keeps a different checkpoint as the best than the whole data set would choose, and the
+    reported metric changes with the number of ranks. Each rank evaluates its own part of the data,
+    and one rank compares its own result with the best so far.
 
     ## Example
         loss = evaluate(model, loader)          # this rank's part
@@ -27,15 +27,16 @@ class BestByLocalMetric(Check[LocalEvaluationView]):
         dist.all_reduce(total)                  # right: on all ranks, before the comparison
 
     ## How to fix
-    Add up sums and counts of the metric over all ranks before it is compared or reported.
+    Add up the sums and counts of the metric over all ranks before you compare or report it:
+    `dist.all_reduce(total)`, `dist.all_reduce(count)`, then `total / count`.
 
     Changes: Which checkpoint counts as the best, and the metric that is reported.
 
     Leaves: What the ranks train.
 
     ## When it is not a defect
-    The ranks bring their results together in a way that distdiag does not see, such as a pipe, or
-    the part of one rank is meant to be enough.
+    The ranks exchange their results in a way that distdiag does not see (for example a pipe), or
+    the part of one rank is intended to be enough.
 
     If so, add `ignore = ["DAT011"]` to `distdiag.toml`.
 
@@ -59,8 +60,9 @@ class BestByLocalMetric(Check[LocalEvaluationView]):
         where = user_location(fed.site.frames)
         yield self.finding(
             f"{RankSet(writes).phrase()} {'keeps' if len(writes) == 1 else 'keep'} {write.written} "
-            f"as the best by the samples of one rank: nothing is exchanged between the evaluation"
-            f"{at(where)}, of which each rank has a part, and the comparison",
+            "as the best by the samples of one rank: between the evaluation"
+            f"{at(where)}, of which each rank has a part, and the comparison the ranks exchange "
+            "nothing",
             ranks=RankSet(writes),
             step=write.step,
             location=guard.location,

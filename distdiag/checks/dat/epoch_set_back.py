@@ -14,8 +14,9 @@ class EpochSetBack(Check[SampledEpochView]):
     """The epoch of a sampler goes back when training is resumed in the middle of one.
 
     ## What you see
-    The batches that are skipped are those of another order. Some samples are trained on twice in
-    the epoch and others never, and the loss differs from that of an uninterrupted run.
+    Some samples are trained on twice in the epoch and others never, and the loss differs from that
+    of an uninterrupted run. After the resume the sampler is back at an earlier epoch, so the loader
+    skips batches of a different order.
 
     ## Example
         # wrong: the new loader counts its epochs from 0 again
@@ -25,15 +26,15 @@ class EpochSetBack(Check[SampledEpochView]):
         loader.set_epoch(epoch)
 
     ## How to fix
-    Call `set_epoch` on the loader that skips batches, after it was made and before it is iterated
-    over.
+    Call `set_epoch(epoch)` on the loader that skips batches (with accelerate, the one that
+    `accelerator.skip_first_batches` returns), after it is created and before the loop.
 
-    Changes: Which samples the rest of the resumed epoch has.
+    Changes: The samples in the rest of the resumed epoch.
 
-    Leaves: What was trained on before the resume.
+    Leaves: What was already trained on before the resume.
 
     ## When it is not a defect
-    The indices after the resume are those that an uninterrupted run has there.
+    The indices after the resume are the same as those of an uninterrupted run.
 
     If so, add `ignore = ["DAT004"]` to `distdiag.toml`.
 

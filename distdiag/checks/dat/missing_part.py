@@ -14,9 +14,9 @@ class MissingPart(Check[MissingFile]):
     """A rank needs a file of its own that no rank has written, though others wrote theirs.
 
     ## What you see
-    A rank ends because a file is not there. Files of the same kind are, under names with other
-    numbers: the ranks that write and those that read do not number the parts alike, or only some
-    ranks write theirs.
+    A rank ends because its file does not exist, although other ranks wrote files of the same kind
+    with other numbers in their names. The ranks that write and the ranks that read number the parts
+    differently, or only some ranks write.
 
     ## Example
         # wrong: written by the rank among the experts' ranks, read by the rank in the job
@@ -25,14 +25,15 @@ class MissingPart(Check[MissingFile]):
         # right: the same number in both
 
     ## How to fix
-    Make the name of the part in one function that both use, and let each rank write its own.
+    Build the name of the part in one function that both the writer and the reader call, and let
+    each rank write its own part.
 
     Changes: Each rank finds the part that it needs.
 
     Leaves: Files that were written under other names.
 
     ## When it is not a defect
-    Another run was to write the file.
+    A different run was intended to write the file.
 
     If so, add `ignore = ["DAT012"]` to `distdiag.toml`.
 

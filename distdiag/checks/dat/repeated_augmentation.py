@@ -12,9 +12,9 @@ class RepeatedAugmentation(Check[AugmentationView]):
     """Workers of data loaders draw the same random numbers for different samples.
 
     ## What you see
-    Crops, flips and masks are the same for samples that are read at the same time, so there are
-    fewer of them than there seem to be. A function seeds all workers alike, those of one rank or
-    those with one number on all ranks, or each worker has a copy of one generator.
+    Samples that are read at the same time get the same crops, flips and masks, so the training has
+    fewer random variants than it seems to. The random generators of several workers have the same
+    state: a function seeds them with the same number, or each worker holds a copy of one generator.
 
     ## Example
         def seed_worker(number):
@@ -26,15 +26,17 @@ class RepeatedAugmentation(Check[AugmentationView]):
                 self.rng = np.random.default_rng(0) # wrong: each worker has a copy of it
 
     ## How to fix
-    Seed by rank and worker, as by `[torch.initial_seed(), rank]`, after `torch.manual_seed` was
-    called with another number on each rank; make generators in the worker, not in the data set.
+    Call `torch.manual_seed(seed + rank)` before the loader is created, and seed other generators in
+    the worker from `torch.initial_seed()`, for example
+    `numpy.random.default_rng([torch.initial_seed(), rank])` in `worker_init_fn`. Create generators
+    in the worker, not in the data set.
 
-    Changes: The random numbers of samples.
+    Changes: The random numbers of the samples.
 
     Leaves: Which samples are read, and in which order.
 
     ## When it is not a defect
-    The samples are meant to be changed alike, as the frames of one video.
+    The samples are intended to be changed in the same way, for example the frames of one video.
 
     If so, add `ignore = ["DAT013"]` to `distdiag.toml`. What follows from ranks that are seeded
     alike for their weights is a note.
@@ -92,7 +94,7 @@ def _evidence(view: AugmentationView) -> Iterator[Evidence]:
         yield Evidence(
             ranks=view.ranks,
             summary=f"fetch {one.number}: {len(by_place)} batches of {', '.join(map(str, sizes))} "
-            "different samples, the same states of the generator before and after each",
+            "different samples, the generator has the same states before and after each",
         )
     count = "a number of" if use.num_drawn < 0 else use.num_drawn
     yield Evidence(

@@ -14,8 +14,9 @@ class SkippedEpoch(Check[ResumedLoaderView]):
     """A resumed loader has no batch for an epoch, because its state is from the end of another.
 
     ## What you see
-    Training resumes at the right epoch and goes through it without a step, so that it ends early.
-    The state was saved after the last batch of an epoch: for the loader that epoch is not over.
+    The resumed training runs through one epoch without a step and ends early. The state of the
+    loader was saved after the last batch of an epoch, and the loader takes this finished epoch for
+    the current one.
 
     ## Example
         # wrong: the state says that all batches of epoch 1 were handed out
@@ -28,12 +29,12 @@ class SkippedEpoch(Check[ResumedLoaderView]):
             loader.load_state_dict(state)
 
     ## How to fix
-    Leave the state of the loader out where it was saved behind the last batch of an epoch, or
-    resume within that epoch.
+    After the last batch of an epoch, do not save `loader.state_dict()`. Or, if the saved epoch is
+    finished, do not call `loader.load_state_dict(...)` when you resume.
 
     Changes: The resumed epoch is trained on.
 
-    Leaves: Runs that were resumed before: they lack an epoch.
+    Leaves: Runs that were already resumed: they lack an epoch.
 
     ## When it is not a defect
     The number of the epoch was changed on purpose, and there is nothing left to train.
@@ -59,12 +60,14 @@ class SkippedEpoch(Check[ResumedLoaderView]):
         epoch = "a pass" if first.epoch is None else f"epoch {first.epoch}"
         saved = ", ".join(map(str, first.saved_epochs))
         since = (
-            f"its state is that of the end of epoch {saved}"
+            f"its state is from the end of epoch {saved}"
             if saved
-            else ("its state was saved behind the last batch of a pass")
+            else ("its state was saved after the last batch of an epoch")
         )
         location = user_location(first.site.frames)
-        evidence = [Evidence(ranks=ranks, summary="no batch came out", location=location)]
+        evidence = [
+            Evidence(ranks=ranks, summary="the loader returned no batch", location=location)
+        ]
         if first.saved_at is not None:
             where = user_location(first.saved_at.frames)
             text = f"the state was saved here, in epoch {saved}" if saved else "saved here"

@@ -12,8 +12,8 @@ class UnequalInput(Check[ReplicatedInputs]):
     """Ranks that hold shards of one model are given different batches.
 
     ## What you see
-    Each rank computes its share of the result for a batch of its own, and the shares are added up:
-    activations that belong to no sample. The loss falls slower or not at all.
+    The loss falls more slowly or not at all. Ranks that hold shards of one model must get the same
+    batch, because their results are added up; with different batches the sums belong to no sample.
 
     ## Example
         # wrong: tensor-parallel ranks get different parts of the data
@@ -22,15 +22,16 @@ class UnequalInput(Check[ReplicatedInputs]):
         sampler = DistributedSampler(data, mesh["dp"].size(), mesh["dp"].get_local_rank())
 
     ## How to fix
-    Divide the data over the data-parallel ranks only, and give all ranks of one model the same
-    seed for the order.
+    Divide the data over the data-parallel ranks only:
+    `DistributedSampler(dataset, num_replicas=dp_size, rank=dp_rank)`. Use the same seed for the
+    order on all ranks of one model.
 
     Changes: Tensor-parallel ranks are given the same batch.
 
-    Leaves: What has been trained on sums of different batches until now.
+    Leaves: What was already trained on sums of different batches.
 
     ## When it is not a defect
-    Each rank is given its part of one batch, which the model gathers.
+    Each rank is intended to get its part of one batch, which the model gathers.
 
     If so, add `ignore = ["DAT009"]` to `distdiag.toml`. Inputs that come from no data loader with
     indices are a note.
@@ -56,8 +57,8 @@ class UnequalInput(Check[ReplicatedInputs]):
         last = view.passes[-1]
         first, number = last[min(last)], len(view.passes)
         yield self.finding(
-            f"{view.model} is given different batches on {view.ranks.phrase()} in {number} of "
-            f"{number} steps that were compared, which hold shards of it{view.doubt}",
+            f"{view.model} gets different batches on {view.ranks.phrase()}, which hold shards of "
+            f"it, in {number} of {number} steps that were compared{view.doubt}",
             ranks=view.ranks,
             step=first.step,
             location=user_location(first.site.frames),
@@ -69,7 +70,7 @@ class UnequalInput(Check[ReplicatedInputs]):
                     Evidence(
                         ranks=view.ranks,
                         summary=f"backward pass {fed.number}: {fed.num_batch} of {fed.num_samples} "
-                        "samples, other ones on other ranks",
+                        "samples, different ones on each rank",
                         values={"stream": fed.stream, "indices": fed.batch},
                     )
                     for fed in (each[min(each)] for each in view.passes)

@@ -14,7 +14,7 @@ class UnevenBatches(Check[EpochView]):
 
     ## What you see
     The job hangs at the end of the epoch, or a step of one rank meets a step of the next epoch on
-    others. The rank with more batches calls collectives that the others do not.
+    other ranks. The rank with more batches calls collectives that the other ranks never call.
 
     ## Example
         # wrong: 101 samples on two ranks are 51 and 50
@@ -23,14 +23,16 @@ class UnevenBatches(Check[EpochView]):
         loader = DataLoader(data, sampler=DistributedSampler(data, drop_last=True))
 
     ## How to fix
-    Make the parts equally long, or wrap the loop in `model.join()` or `Join`.
+    Make the parts equally long: a `DistributedSampler`, or `drop_last=True`. Or wrap the loop:
+    `with model.join():` for DDP, `with Join([model]):` (torch.distributed.algorithms.join) for
+    other modules that support it.
 
     Changes: How many samples an epoch has.
 
     Leaves: The gradients of the steps that all ranks take.
 
     ## When it is not a defect
-    The loop ends on all ranks in the same step, or `Join` takes care of the rest.
+    The loop ends in the same step on all ranks, or `Join` handles the extra steps.
 
     If so, add `ignore = ["DAT007"]` to `distdiag.toml`. It is always a note: the hang itself is
     reported by the collectives.
@@ -56,7 +58,7 @@ class UnevenBatches(Check[EpochView]):
         # Where the job hangs on it, the checks of collectives say so.
         yield self.finding(
             f"pass {first.number + 1} over {first.dataset} has {min(counts)} batches on "
-            f"{few.phrase()} and up to {max(counts)} on others",
+            f"{few.phrase()} and up to {max(counts)} on other ranks",
             ranks=few,
             step=first.step,
             location=place_of(passes),

@@ -13,8 +13,9 @@ class UnshardedSampler(Check[SampledInputs]):
     """Ranks that train one model together are given the same samples.
 
     ## What you see
-    The job computes on many GPUs what one GPU would: the average of equal gradients is one of them,
-    and an epoch takes as long as on one. Nothing divides the data between the ranks.
+    N GPUs do the work of one: all ranks compute the same gradients, the average of equal gradients
+    changes nothing, and an epoch takes as long as on one GPU. Nothing divides the data between the
+    ranks.
 
     ## Example
         torch.manual_seed(0)
@@ -24,12 +25,13 @@ class UnshardedSampler(Check[SampledInputs]):
         loader = DataLoader(data, sampler=DistributedSampler(data))
 
     ## How to fix
-    Use a `DistributedSampler` over the ranks that train the model together, or let a framework
-    prepare the loader.
+    Pass a `DistributedSampler(dataset)` to the loader (`DataLoader(dataset, sampler=sampler)`),
+    over the ranks that train the model together. Or let a framework prepare the loader
+    (`accelerator.prepare(loader)`).
 
     Changes: Each rank reads its own part, and an epoch has fewer steps.
 
-    Leaves: The batch size of each rank; the learning rate may need another value.
+    Leaves: The batch size of each rank; the learning rate may need a new value.
 
     ## When it is not a defect
     The ranks share the work on one batch, as tensor-parallel ranks do, or the run is only a trial.
@@ -70,7 +72,7 @@ def _evidence(view: SampledInputs) -> Iterator[Evidence]:
         yield Evidence(
             ranks=view.ranks,
             summary=f"backward pass {fed.number}: {fed.num_batch} of {fed.num_samples} "
-            f"samples, the same indices and bytes on all of them",
+            f"samples, with the same indices and bytes on all of these ranks",
             values={"stream": fed.stream, "indices": fed.batch, "sample": fed.samples[0]},
         )
     yield Evidence(

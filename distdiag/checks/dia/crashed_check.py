@@ -29,9 +29,9 @@ class CrashedCheck(Check[Crash]):
     """A check of distdiag, or an aligner that feeds checks, failed and was switched off.
 
     ## What you see
-    The check raised an exception of its own; this says nothing about the training. From here on the
-    check finds nothing, which does not mean that nothing is wrong. An aligner puts the events of
-    ranks side by side; when one fails, all checks that judge what it shows find nothing more.
+    From here on the check finds nothing, which does not mean that nothing is wrong. The check
+    raised an exception of its own; this says nothing about your training. If an aligner failed (it
+    puts the events of ranks side by side), all checks that use it find nothing more.
 
     ## Example
         # wrong: a check of a third party trusts every call to have sizes
@@ -41,7 +41,7 @@ class CrashedCheck(Check[Crash]):
         rows = call.signature.input_sizes[0][0] if call.signature.input_sizes else 0
 
     ## How to fix
-    Report the traceback to the author of the check, or to distdiag if an aligner failed; until
+    Report the traceback to the author of the check, or to distdiag if an aligner failed. Until
     then, pass `--ignore` with the codes that are not checked.
 
     Changes: The codes are listed as not checked.

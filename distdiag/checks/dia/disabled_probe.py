@@ -13,8 +13,8 @@ class DisabledProbe(Check[ProbeDisabled]):
     """A probe could not observe and was switched off.
 
     ## What you see
-    The probe switched itself off rather than disturb the training, which goes on. Checks that rest
-    on it say at most a note about this rank.
+    Checks that need this probe say at most a note about this rank. The probe switched itself off so
+    that it does not disturb the training, which continues.
 
     ## Example
         # wrong: the run directory is on a disk that is full
@@ -24,10 +24,10 @@ class DisabledProbe(Check[ProbeDisabled]):
         torchrun --nproc-per-node 4 -m distdiag.check --run-dir /scratch/run train.py
 
     ## How to fix
-    Remove the reason that the evidence names, such as a full disk or a missing permission, or
-    report the traceback if it is the tool's.
+    Remove the reason that the evidence names, for example a full disk or a missing permission. If
+    the evidence shows an exception of distdiag, report the traceback.
 
-    Changes: The checks that rest on this probe judge the rank again.
+    Changes: The checks that need this probe judge the rank again.
 
     Leaves: What the probe missed in this run stays unknown.
 

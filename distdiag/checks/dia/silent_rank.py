@@ -17,7 +17,8 @@ class SilentRank(Check[LaunchView | JobView]):
     """A rank of the job recorded no events.
 
     ## What you see
-    What the rank did is not in the report: the other ranks were compared without it.
+    The report does not cover this rank: the other ranks were compared without it. The tool was not
+    started on this rank, or left no records there.
 
     ## Example
         # wrong: one of two nodes starts its ranks without the tool
@@ -28,8 +29,9 @@ class SilentRank(Check[LaunchView | JobView]):
         torchrun --nnodes 2 --nproc-per-node 4 -m distdiag.check train.py
 
     ## How to fix
-    Start the script through the tool on every rank. Ranks that a script starts by itself are
-    observed on the machine on which the script runs, and not on others.
+    Start the script through distdiag on every rank:
+    `torchrun --nproc-per-node N -m distdiag.check train.py`. If a script starts ranks by itself,
+    distdiag observes only those on the same machine.
 
     Changes: The rank is compared with the others.
 
@@ -69,7 +71,7 @@ class SilentRank(Check[LaunchView | JobView]):
                 return
         seen = Evidence(
             ranks=RankSet([event.rank]),
-            summary=f"here it begins with {unseen.phrase()}",
+            summary=f"creates a process group with {unseen.phrase()} here",
             location=user_location(event.site.frames),
         )
         yield self.finding(

@@ -16,8 +16,9 @@ class ClockSkew(Check[NodeClocksView]):
     """The wall clocks of nodes are apart.
 
     ## What you see
-    Logs of the nodes, put together by time, tell of consequences before causes. The newest file by
-    its time is not the one that was written last, and tokens of storage services expire too early.
+    If you merge the logs of the nodes by time, consequences appear before their causes; the newest
+    file by its time is not the one that was written last, and tokens of storage services expire too
+    early. The wall clocks of the nodes differ.
 
     ## Example
         node-0$ date +%s; ssh node-1 date +%s
@@ -25,14 +26,14 @@ class ClockSkew(Check[NodeClocksView]):
         1767225642    # wrong: 42 s ahead
 
     ## How to fix
-    Let chrony or NTP set the clocks of all nodes.
+    Run chrony or NTP on all nodes (`chronyc tracking` shows the offset of a node).
 
     Changes: The times that the nodes write from then on.
 
-    Leaves: The order of events in this report: it goes by measured offsets, and not by wall clocks.
+    Leaves: The order of events in this report, which uses measured offsets and not wall clocks.
 
     ## When it is not a defect
-    Nothing reads times of several nodes.
+    Nothing compares times of different nodes.
 
     If so, add `ignore = ["ENV005"]` to `distdiag.toml`.
 
@@ -53,8 +54,8 @@ class ClockSkew(Check[NodeClocksView]):
         if apart_s - doubt_s < LEAST_SKEW_S:
             return
         yield self.finding(
-            f"the wall clocks of {len(clocks)} nodes are {apart_s:.1f} s apart: that of "
-            f"{first.hostname} is ahead of that of {last.hostname}",
+            f"the wall clocks of {len(clocks)} nodes differ by {apart_s:.1f} s: the clock of "
+            f"{first.hostname} is ahead of the clock of {last.hostname}",
             ranks=RankSet([last.rank, first.rank]),
             subjects=(first.hostname, last.hostname),
             grade=Grade.NOTE,

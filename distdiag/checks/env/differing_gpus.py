@@ -16,23 +16,24 @@ class DifferingGpus(Check[SurroundingsView]):
     """Ranks compute on different models of GPU.
 
     ## What you see
-    Every step takes as long as on the slowest GPU, and the smallest memory decides the batch size.
-    Kernels are chosen by the model, so that equal inputs give numbers that differ in the last
-    digits, and a kernel or a dtype may be there on some ranks only.
+    Every step takes as long as on the slowest GPU, and the smallest memory limits the batch size.
+    Different GPU models use different kernels, so equal inputs give results that differ in the last
+    digits, and some ranks may lack a kernel or a dtype.
 
     ## Example
         node-0$ nvidia-smi -L    # GPU 0: NVIDIA H100 80GB HBM3
         node-1$ nvidia-smi -L    # GPU 0: NVIDIA A100-SXM4-80GB: another model
 
     ## How to fix
-    Ask the scheduler for one model, by a partition or a constraint on nodes.
+    Ask the scheduler for one model of GPU, by a partition or a constraint on nodes (Slurm:
+    `--gres=gpu:h100:8` or `--constraint`).
 
     Changes: The nodes on which the ranks run.
 
     Leaves: Nodes of one model whose GPUs run at different clocks: HNG015 names slow ranks.
 
     ## When it is not a defect
-    The job is meant to use what there is, and divides its work accordingly.
+    The job is intended to use different GPUs, and divides its work accordingly.
 
     If so, add `ignore = ["ENV004"]` to `distdiag.toml`.
 

@@ -49,16 +49,16 @@ class DifferingSettings(Check[SurroundingsView]):
 
     ## What you see
     The first collective hangs or is slow, or copies of the weights drift apart in their last
-    digits. A variable that is set in the shell of one node does not reach the others.
+    digits. A variable that is set in the shell of one node does not reach the other nodes.
 
     ## Example
         node-0$ NCCL_P2P_DISABLE=1 torchrun --nnodes 2 ... train.py    # wrong: not on node-1
         node-1$ torchrun --nnodes 2 ... train.py
 
     ## How to fix
-    Set the variable on all nodes, in the job script or the image.
+    Set the variable for all nodes, in the job script or the image.
 
-    Changes: How the ranks that are named communicate or compute.
+    Changes: How the named ranks communicate or compute.
 
     Leaves: Variables that name devices or networks of one node.
 

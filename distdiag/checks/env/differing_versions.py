@@ -19,17 +19,18 @@ class DifferingVersions(Check[SurroundingsView]):
     """Ranks run different versions of the software that trains.
 
     ## What you see
-    A collective hangs or fails at its first use, ranks build different models from one
-    configuration, or the numbers of some ranks differ in the last digits from the first step on.
+    A collective hangs or fails at its first use, ranks build different models from the same
+    configuration, or results differ in the last digits from the first step on. The ranks run
+    different versions of the software.
 
     ## Example
         node-0$ pip list | grep torch    # torch 2.9.1
         node-1$ pip list | grep torch    # torch 2.8.0: wrong
 
     ## How to fix
-    Install the same environment on all nodes: one image, or one lock file.
+    Install the same environment on all nodes: the same container image, or the same lock file.
 
-    Changes: The software of the ranks that are named.
+    Changes: The software of the named ranks.
 
     Leaves: Drivers and firmware of the nodes.
 

@@ -14,9 +14,9 @@ class UnconnectedRanks(Check[LoneStepsView]):
     """Ranks were launched together, and each trains a model of its own.
 
     ## What you see
-    Nothing is averaged: N ranks train N models, often on the same data, and write the same files.
-    The job costs N times as much and is no faster. A launcher only starts processes; the process
-    group that each of them creates is what connects them.
+    N ranks train N separate models, often on the same data, and write the same files; the job is no
+    faster than one rank. A launcher only starts processes: without a process group nothing connects
+    them, and no gradient is averaged.
 
     ## Example
         # wrong: torchrun --nproc-per-node 2 train.py
@@ -29,16 +29,17 @@ class UnconnectedRanks(Check[LoneStepsView]):
         train(model)
 
     ## How to fix
-    Call init_process_group() before the model is built, and wrap the model; with accelerate on CPUs
-    pass cpu=True or launch with --multi_cpu. If the ranks are meant to train independently:
-    --ignore ENV001.
+    Call `dist.init_process_group()` before the model is built, and wrap the model
+    (`DistributedDataParallel(model)`). With accelerate on CPUs, pass `Accelerator(cpu=True)` or
+    launch with `accelerate launch --multi_cpu`. If the ranks are intended to train independently,
+    pass `--ignore ENV001`.
 
     Changes: The gradients are averaged over the ranks, and the global batch is N times larger.
 
-    Leaves: Files that all ranks write: only one rank should.
+    Leaves: Files that all ranks write: let only one rank write.
 
     ## When it is not a defect
-    The ranks are independent runs, such as a sweep, or exchange their gradients in a way that is
+    The ranks are independent runs, as in a sweep, or exchange their gradients in a way that is
     neither torch.distributed nor RPC (Horovod, mpi4py, Ray, torch_xla).
 
     To silence it, set `ignore = ["ENV001"]` in `distdiag.toml`.
@@ -62,7 +63,9 @@ class UnconnectedRanks(Check[LoneStepsView]):
         is_all = ranks == alignment.expected_ranks
         who = f"all {len(ranks)} ranks train" if is_all else f"{ranks.phrase()} train"
         so_far = (
-            f", and {', '.join(others)} may connect them, which is not observed" if others else ""
+            f"; {', '.join(others)} may connect them, which distdiag does not observe"
+            if others
+            else ""
         )
         yield self.finding(
             f"{who} alone: WORLD_SIZE is {first.num_launched} and {_why(first)} at the first "

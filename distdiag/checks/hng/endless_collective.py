@@ -19,24 +19,24 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.rank_states import JobView, RankState
 
 _WHY_OF_RECORDS = (
-    "All ranks that left a record came to this call with matching arguments, so no rank of them "
-    "is known to be at fault: a rank that left none is the first suspect, then the network, a GPU, "
-    "or a rank whose GPU still works on what came before."
+    "All ranks that left a record made this call with matching arguments, so none of these ranks "
+    "is known to be at fault. Suspect a rank without a record first, then the network, then a GPU "
+    "that has failed or is still busy with earlier work."
 )
 _FIX_OF_RECORDS = (
-    "Look for ranks that said nothing at all, and at the kernel log (Xid) and the links of the "
-    "nodes. For the next time set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
-    "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and take `distdiag dump` while the job hangs."
+    "Look for ranks that wrote nothing at all, then check the kernel log (`dmesg | grep Xid`) and "
+    "the links of the nodes. For the next run set `TORCH_NCCL_TRACE_BUFFER_SIZE=2000` and "
+    "`TORCH_NCCL_DUMP_ON_TIMEOUT=1`, and run `distdiag dump` while the job hangs."
 )
 _WHY_BLOCKED = (
-    "All ranks have issued this call, and the GPUs of some have begun it and wait in it. On the "
-    "others the stream has not come to it: a kernel, a copy or another collective that was issued "
-    "before does not end, or the stream waits for an event of another stream."
+    "All ranks have issued this call, but only the GPUs of some ranks have begun it, and these "
+    "wait. On the GPUs of the other ranks earlier work blocks the stream: a kernel, a copy or "
+    "another collective does not end, or the stream waits for an event of another stream."
 )
 _FIX_BLOCKED = (
-    "Look at what these ranks issued before this call, on the same stream and on those that it "
-    "waits for: a collective of another group that its members issue in another order, or a kernel "
-    "that does not end (CUDA_LAUNCH_BLOCKING=1, py-spy dump --native)."
+    "Issue the collectives of different groups in the same order on every rank. If the order is "
+    "the same already, look for a kernel that these ranks issued before this call and that does "
+    "not end (`CUDA_LAUNCH_BLOCKING=1`, `py-spy dump --native --pid PID`)."
 )
 MOST_TOLD = 3
 """So many ranks are told with their calls."""
@@ -46,12 +46,12 @@ class EndlessCollective(Check[JobView]):
     """All ranks are in the same collective, and it does not end.
 
     ## What you see
-    All ranks made the same call with matching arguments, so the transfer itself is stuck: the
-    network, a GPU, or the library between them, such as a GPU that has fallen off the bus. The
-    program is not to blame.
+    The job hangs in a call that every rank has made with matching arguments. The transfer itself is
+    stuck: the network, a GPU or its driver (a GPU may have fallen off the bus). The program is not
+    to blame.
 
-    Flight recorders may tell which GPUs have begun the call. Those that have not are named then:
-    something that was issued before on their streams does not end.
+    Flight recorders may tell which GPUs have begun the call. If some have not, the finding names
+    them: earlier work on their streams does not end.
 
     ## Example
         # wrong: one broken link among the nodes of the job
@@ -62,15 +62,16 @@ class EndlessCollective(Check[JobView]):
         torchrun --nnodes 3 --nproc-per-node 8 train.py
 
     ## How to fix
-    Look at the GPUs, links and the kernel log (Xid) of the nodes in the evidence; try the same
-    collective without your program on the same nodes, leaving out one after another.
+    Check the GPUs, the links and the kernel log (`dmesg | grep Xid`) of the nodes in the evidence.
+    Then run the same collective without your program (`all_reduce_perf` of nccl-tests) on these
+    nodes, leave out one node at a time, and start the job without the broken node.
 
     Changes: The set of nodes that the job runs on.
 
     Leaves: Other jobs on the broken node.
 
     ## When it is not a defect
-    The collective ends by itself, or a rank's stack shows that it never issued it.
+    The collective ends by itself, or a rank's stack shows that this rank never issued the call.
 
     To silence it, set `ignore = ["HNG016"]` in `distdiag.toml`.
 
@@ -113,7 +114,7 @@ class EndlessCollective(Check[JobView]):
         alike = ", all with matching arguments" if len(calls) > 1 else ""
         yield self.finding(
             f"{ranks.phrase()} {agree('waits', ranks)} in {call_phrase(call)}"
-            f"{at(call_location(call))}{alike}, and it has not ended"
+            f"{at(call_location(call))}{alike}, and the call has not ended"
             f"{idle_phrase(states[call.rank])}{unread}",
             ranks=RankSet(),  # they are those that wait; who keeps them waiting is not known
             step=call.step,
@@ -136,14 +137,14 @@ class EndlessCollective(Check[JobView]):
     def _crossed(self, calls: Mapping[int, Collective], states: Mapping[int, RankState]) -> Finding:
         """Name ranks whose GPUs each wait in a call that the GPU of another has not begun."""
         each = [
-            f"that of rank {rank} is in {call_phrase(call)}{at(call_location(call))}"
+            f"the GPU of rank {rank} is in {call_phrase(call)}{at(call_location(call))}"
             for rank, call in list(calls.items())[:MOST_TOLD]
         ]
         more = f", and {len(calls) - MOST_TOLD} more" if len(calls) > MOST_TOLD else ""
         call = calls[min(calls)]
         return self.finding(
-            f"GPUs wait for one another: {', '.join(each)}{more}; all have issued these calls, in "
-            "another order or on streams that wait for one another",
+            f"GPUs wait for one another: {', '.join(each)}{more}; all ranks have issued these "
+            "calls, but in different orders or on streams that wait for one another",
             ranks=RankSet(calls),
             step=call.step,
             location=call_location(call),
@@ -174,7 +175,7 @@ class EndlessCollective(Check[JobView]):
         return self.finding(
             f"the GPU of {blocked.phrase()} has not begun {call_phrase(call)}"
             f"{at(call_location(call))}, in which {begun.phrase()} {agree('waits', begun)}"
-            f"{idle_phrase(states[call.rank])}: something that was issued before does not end",
+            f"{idle_phrase(states[call.rank])}: earlier work on its stream does not end",
             ranks=blocked,
             step=call.step,
             location=call_location(call),
@@ -184,7 +185,7 @@ class EndlessCollective(Check[JobView]):
             evidence=(
                 Evidence(
                     ranks=blocked,
-                    summary=f"has issued {call_phrase(call)}, and its GPU has not begun it",
+                    summary=f"issued {call_phrase(call)}, but its GPU has not begun the call",
                 ),
                 Evidence(
                     ranks=begun,

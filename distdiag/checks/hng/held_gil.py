@@ -9,8 +9,9 @@ class HeldGil(StuckRank):
     """Native code holds the GIL of a rank, so that none of its Python threads runs.
 
     ## What you see
-    Native code that blocks without releasing the GIL stops every thread of its process, also the
-    one that it waits for. Watchdogs, signal handlers and Ctrl-C do not work any more.
+    The rank hangs, and watchdogs, signal handlers and Ctrl-C no longer work in it. Native code
+    blocks without releasing the GIL, which stops every Python thread of the process, also the
+    thread that could end the wait.
 
     ## Example
         # wrong: PyDLL keeps the GIL during the call
@@ -22,15 +23,15 @@ class HeldGil(StuckRank):
         library.read_from_pipe(fd)
 
     ## How to fix
-    Release the GIL around the native call at this line (`Py_BEGIN_ALLOW_THREADS`,
-    `py::gil_scoped_release`), or call it through ctypes.CDLL instead of ctypes.PyDLL.
+    Release the GIL around the native call at this line: `Py_BEGIN_ALLOW_THREADS` in C,
+    `py::gil_scoped_release` in pybind11, or `ctypes.CDLL` in place of `ctypes.PyDLL`.
 
     Changes: Other Python threads run during the call, and may see its data half done.
 
     Leaves: The call itself may still block for ever.
 
     ## When it is not a defect
-    The heartbeat of the rank goes on: its background thread still runs.
+    The heartbeat of the rank continues, so its background thread still runs.
 
     To silence it, set `ignore = ["HNG006"]` in `distdiag.toml`.
 

@@ -35,8 +35,8 @@ class KnownFault(Check[FaultView]):
     """The log holds a well-known fault of a library, the machine or the launcher.
 
     ## What you see
-    A line like this one has been reported by many; its cause is known, and it is not what the last
-    lines of the log complain about.
+    The job ended after a line in the log that is known from many other jobs. The cause of this line
+    is known; the last lines of the log complain about its consequences.
 
     ## Example
         # wrong: containers have 64 MiB of /dev/shm, and NCCL writes "failed to extend /dev/shm/…"
@@ -46,19 +46,19 @@ class KnownFault(Check[FaultView]):
         docker run --gpus all --shm-size=16g image torchrun --nproc-per-node 8 train.py
 
     ## How to fix
-    Do what the finding says; `distdiag explain NAME` shows the row of the table with its source,
-    and `distdiag list --known-faults` all of them.
+    Do what the finding says. `distdiag explain NAME` shows this known fault with its source, and
+    `distdiag list --known-faults` shows all known faults.
 
     Changes: What the finding says; the program itself as a rule need not change.
 
     Leaves: Faults that the job would have met later.
 
     ## When it is not a defect
-    The job went on after this line and ended well.
+    The job continued after this line and ended without an error.
 
-    What another check proves goes first: then this is a note, as are faults that were survived and
-    those that only follow from another. To silence it, set `ignore = ["HNG019"]` in
-    `distdiag.toml`.
+    Findings of other checks that are proven come first: this finding is then a note. It is also a
+    note if the job survived the fault, or if the fault only follows from another one. To silence
+    it, set `ignore = ["HNG019"]` in `distdiag.toml`.
 
     ## References
     - https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html

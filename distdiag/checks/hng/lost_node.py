@@ -24,8 +24,8 @@ class LostNode(Check[JobView]):
     """A node of the job is gone, and the other ranks cannot go on without its ranks.
 
     ## What you see
-    The ranks of this node vanished together with the process that watches them: the node, or its
-    network, is gone. Errors of the other ranks about connections and timeouts are consequences.
+    The other ranks wait, or report lost connections and timeouts. The ranks of this node vanished
+    together with the process that watches them, so the node or its network is gone.
 
     ## Example
         # wrong: the loss of one node ends the job
@@ -35,15 +35,16 @@ class LostNode(Check[JobView]):
         torchrun --nnodes 3:4 --max-restarts 3 train.py --resume latest
 
     ## How to fix
-    Look at the node itself: whether it answers, its kernel log, and what the scheduler says of it
-    (a reboot, a pre-emption, a failed network). Leave it out if it fails again.
+    Check the node: does it answer (`ping`), what does its kernel log say, what does the scheduler
+    report (a reboot, a pre-emption, a failed network)? Start the job without this node if it fails
+    again.
 
     Changes: The job keeps its nodes; nothing in the program changes.
 
     Leaves: Whatever the ranks of this node did after they were last heard of.
 
     ## When it is not a defect
-    The node's ranks went on after that, as their own records on that node show.
+    The ranks of the node continued after that, as their own records on that node show.
 
     To silence it, set `ignore = ["HNG018"]` in `distdiag.toml`.
 

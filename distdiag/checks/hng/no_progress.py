@@ -22,8 +22,9 @@ class NoProgress(Check[JobView]):
     """The job makes no progress, and no collective explains it.
 
     ## What you see
-    No rank has issued a call, drawn a batch or run a backward pass for the hang threshold. No
-    timeout of a process group covers such a wait: the job burns its allocation until it is killed.
+    The whole job stands still: no rank has issued a call, drawn a batch or run a backward pass for
+    the hang threshold. No timeout of a process group covers this wait, so the job uses its GPUs
+    until somebody kills it.
 
     ## Example
         # wrong: every rank polls for something that never happens
@@ -38,14 +39,15 @@ class NoProgress(Check[JobView]):
             time.sleep(1)
 
     ## How to fix
-    Look at the lines in the evidence and free what they wait for: a lock, a file, a server.
+    Look at the lines in the evidence and free what they wait for (a lock, a file, a server). If the
+    job is only slow, raise the threshold with `--hang-timeout`.
 
     Changes: Nothing else, if what was waited for comes.
 
     Leaves: The job may still be slow where it was stuck.
 
     ## When it is not a defect
-    The job goes on by itself: it was slow and not stuck. Raise --hang-timeout then.
+    The job continues by itself: it was slow, not stuck. Then raise `--hang-timeout`.
 
     To silence it, set `ignore = ["HNG003"]` in `distdiag.toml`.
 

@@ -138,11 +138,12 @@ class PartedStacks(Check[StackView]):
     """By their stacks, some ranks wait in a collective that the others are not in.
 
     ## What you see
-    Some ranks are inside a function of torch.distributed; the ranks that are elsewhere are probably
-    those that they wait for. One sample cannot tell a wait from a passing moment.
+    Some ranks wait inside a function of torch.distributed, and the other ranks are elsewhere. Those
+    elsewhere probably keep the waiting ranks waiting, but one sample of the stacks cannot tell a
+    wait from a short moment.
 
-    Ranks that wait for their GPU may do so for the others, or be waited for: they are told and not
-    named as culprits.
+    Ranks that wait for their GPU are mentioned but not named as culprits: they may be waiting for
+    other ranks, or other ranks for them.
 
     ## Example
         # wrong: seven ranks are in the all_reduce, rank 3 is in an evaluation of its own
@@ -156,15 +157,16 @@ class PartedStacks(Check[StackView]):
             evaluate(model)
 
     ## How to fix
-    Look at the line where the named rank is, and take a second dump: if it has not moved, find out
-    what it waits for there, or why it took another way than the others.
+    Look at the line where the named rank is, and take a second dump (`distdiag dump`). If the rank
+    has not moved, free what it waits for at that line. Or, if it took another branch than the other
+    ranks, let all ranks take the same branch.
 
     Changes: Nothing by itself: this tells where to look.
 
     Leaves: Which call is missing: run the job under distdiag.check to see it.
 
     ## When it is not a defect
-    A second dump shows the ranks at other places: the job goes on.
+    A second dump shows the ranks at other lines: the job continues.
 
     To silence it, set `ignore = ["HNG017"]` in `distdiag.toml`.
 

@@ -85,8 +85,9 @@ class RankDied(Check[OpenCollective | JobView]):
     """The process of a rank ended before its work was done, and it raised no exception.
 
     ## What you see
-    A process that is killed or aborts prints nothing; the other ranks only report lost connections.
-    How it ended is unknown where its launcher had asked the kernel first.
+    The process of this rank is gone without a traceback, and the other ranks only report lost
+    connections. A process that is killed, or that aborts in native code, cannot print a Python
+    traceback.
 
     ## Example
         # wrong: every rank of a node loads the whole checkpoint, and the kernel kills one (SIGKILL)
@@ -96,11 +97,12 @@ class RankDied(Check[OpenCollective | JobView]):
         state = torch.load(path, mmap=True)
 
     ## How to fix
-    Look at what the launcher says of its exit status or signal, in the scheduler's log, and above
-    the end of this rank's output for a C++ error.
+    Look at the exit status or signal in the launcher's output and the scheduler's log, and at the
+    end of this rank's output for a C++ error.
 
-    SIGKILL is a scheduler, a person or, if the kernel counted such kills, a lack of memory; SIGSEGV
-    and SIGABRT are crashes in native code; a status is what the program chose.
+    SIGKILL comes from a scheduler, a person or the kernel's out-of-memory killer
+    (`dmesg | grep -i "killed process"`). SIGSEGV and SIGABRT are crashes in native code. The
+    program itself chose any other exit status.
 
     Changes: The rank stays, and with it the job; nothing else changes.
 
@@ -163,10 +165,10 @@ class RankDied(Check[OpenCollective | JobView]):
         location = call_location(call) if call is not None else None
         what = call_phrase(call) if call is not None else "a collective"
         absent = RankSet(set(call.group.ranks) - states.keys()) if call is not None else RankSet()
-        unseen = f"; nothing of {absent.phrase()} was read" if absent else ""
+        unseen = f"; no record of {absent.phrase()} was read" if absent else ""
         return self.finding(
             f"{who(ranks, states)} waited in vain in {what}{at(location)} and aborted at the "
-            f"timeout; nothing tells for whom{unseen}",
+            f"timeout; no record says for which rank{unseen}",
             ranks=RankSet(),
             step=state.step,
             location=location,

@@ -9,8 +9,9 @@ class RankInDataloader(StuckRank):
     """A rank waits for its data loader while the others wait for it.
 
     ## What you see
-    It looks like a hang of the network and is one of the data: a slow or dead file server, a worker
-    process that died or deadlocked, one rank with a much larger sample.
+    The other ranks wait in a collective, so the hang looks like a network fault, but this rank
+    waits for its data. Common causes are a slow or dead file server, a worker process that died or
+    deadlocked, and a sample that is much larger than the others.
 
     ## Example
         # wrong: a worker that is stuck holds up the job for ever
@@ -20,15 +21,15 @@ class RankInDataloader(StuckRank):
         loader = DataLoader(data, num_workers=4, timeout=120, multiprocessing_context="spawn")
 
     ## How to fix
-    Look at the storage and the worker processes of this rank: run it with num_workers=0 to see the
-    line, or set DataLoader(timeout=...) to make a stuck worker an error.
+    Run this rank with `num_workers=0` to see the line that is stuck, and check the storage that it
+    reads. Or pass `timeout=120` to the `DataLoader`, so that a stuck worker becomes an error.
 
     Changes: With a timeout, a slow batch ends the run instead of holding it up.
 
     Leaves: Uneven amounts of data per rank, which end in another wait at the end of an epoch.
 
     ## When it is not a defect
-    The stack of the rank shows it outside of the data loader.
+    The stack of the rank shows a line outside of the data loader.
 
     To silence it, set `ignore = ["HNG004"]` in `distdiag.toml`.
 

@@ -33,29 +33,31 @@ from distdiag.views.alignment import OpenCollective
 from distdiag.views.rank_states import JobView, RankState, RankStatus
 
 _WHY_ALL = (
-    "Every rank came to the same line and raised there: this is a fault of the program, or of what "
-    "all ranks are given, and not of how they work together."
+    "Every rank raised at the same line. The cause is in the program, or in the input that all "
+    "ranks share, and not in how the ranks work together."
 )
 _WHY_SETUP = (
-    "This rank never became a member of the job: it did not find the store of the job, or the "
-    "others did not come to it. Whoever was there waited in vain, or was stopped by the launcher."
+    "This rank never joined the job: it could not reach the store of the job, or the other ranks "
+    "did not come. Ranks that were there waited in vain, or the launcher stopped them."
 )
 _FIX_SETUP = (
-    "Compare MASTER_ADDR, MASTER_PORT and the world size that this rank uses with those of the "
-    "others, see whether rank 0 can be reached there, and look at where the others were."
+    "Give all ranks the same `MASTER_ADDR`, `MASTER_PORT` and world size, and make sure that this "
+    "rank can reach rank 0 there (`nc -vz $MASTER_ADDR $MASTER_PORT`). Then look at where the "
+    "other ranks were."
 )
 _WHY_SEEN = (
-    "This exception was not caught, and it ended the process. What was read says nothing of other "
-    "ranks, or nothing that came earlier."
+    "Nothing caught this exception, and it ended the process. The files that were read show no "
+    "other rank, or nothing that came earlier."
 )
 _WHY_LAST = (
-    "This error says that a peer was gone, or did not come: it is a consequence of something that "
-    "nothing that was read tells. It was the first of its kind."
+    "This error says that another rank was gone or did not come. It is a consequence, and the "
+    "files that were read do not show its cause. It was the first error of this kind."
 )
 _FIX_LAST = (
-    "Read what the other ranks wrote before it, and what the launcher, the scheduler and the "
-    "kernel say of their processes. Next time, keep the output of each rank (torchrun --log-dir "
-    "DIR --redirects 3) and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1."
+    "Read what the other ranks wrote before this error, and what the launcher, the scheduler and "
+    "the kernel say of their processes. Next time, keep the output of each rank (`torchrun "
+    "--log-dir DIR --redirects 3`) and set `TORCH_NCCL_TRACE_BUFFER_SIZE=2000` and "
+    "`TORCH_NCCL_DUMP_ON_TIMEOUT=1`."
 )
 _SIZES = re.compile(
     r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"
@@ -65,14 +67,16 @@ _SIZES = re.compile(
 )
 """How torch says that two sizes should be equal and are not."""
 _GATHERS = ("all_gather", "gather")
-_GATHERED = "; the sizes differ by just the number of ranks of the gather{}"
+_GATHERED = "; one size is the other times the number of ranks of the gather{}"
 _WHY_GATHERED = (
-    "Parts of a tensor were put together right before that, and a size is wrong by just the number "
-    "of ranks: they were probably put together along another dimension than the one that was cut, "
-    "or not put together at all."
+    "A gather came right before this error, and one size is wrong by exactly the number of ranks. "
+    "The parts were probably concatenated along a different dimension than the one that was "
+    "split, or not concatenated at all."
 )
-_FIX_GATHERED = "Gather along the dimension along which the ranks have cut the tensor."
-_FIX_ALL = "Fix what the exception says; running the script on one rank should show it as well."
+_FIX_GATHERED = (
+    "Concatenate the gathered parts along the dimension along which the ranks split the tensor."
+)
+_FIX_ALL = "Fix what the exception says. The script on one rank alone should raise it as well."
 
 
 class RankRaised(Check[OpenCollective | JobView]):
@@ -80,7 +84,7 @@ class RankRaised(Check[OpenCollective | JobView]):
 
     ## What you see
     This exception came first. The other ranks wait, are stopped by the launcher, or raise errors
-    about lost connections that hide it: the log shows the loudest error, not the cause.
+    about lost connections: these are consequences, and they hide the cause in the log.
 
     ## Example
         # wrong: a rank without tokens fails, and the others wait in the all_reduce
@@ -92,7 +96,8 @@ class RankRaised(Check[OpenCollective | JobView]):
         dist.all_reduce(loss)
 
     ## How to fix
-    Fix what this exception says on this rank; its data or its shard differs from the others'.
+    Fix what this exception says on this rank. If the other ranks run the same line without an
+    error, compare the data or the shard of this rank with theirs.
 
     Changes: The other ranks' errors about connections and timeouts disappear as well.
 
@@ -195,7 +200,7 @@ class RankRaised(Check[OpenCollective | JobView]):
             f"{who(end.ranks, states)} raised {raised_phrase(state)}{at(location)}: {fault.title} "
             f"(known fault {fault.id})"
             if fault is not None and is_told
-            else f"{who(end.ranks, states)} lost a peer, and nothing says which: "
+            else f"{who(end.ranks, states)} lost a peer, and no record says which: "
             f"{raised_phrase(state)}{at(location)}",
             ranks=RankSet(),
             step=state.step,

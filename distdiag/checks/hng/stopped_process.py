@@ -9,8 +9,8 @@ class StoppedProcess(StuckRank):
     """The process of a rank was stopped, by a signal or in a debugger.
 
     ## What you see
-    A stopped process executes nothing, and a prompt that nobody sees is never answered. The other
-    ranks wait until somebody lets it go on.
+    The other ranks wait until somebody lets this process continue. A stopped process executes
+    nothing, and nobody sees a debugger prompt on a rank without a terminal.
 
     ## Example
         # wrong: waits for the keyboard on one rank
@@ -22,8 +22,8 @@ class StoppedProcess(StuckRank):
             raise FloatingPointError(f"loss is {loss} in step {step}")
 
     ## How to fix
-    Send SIGCONT to the process or detach what traces it; remove breakpoint() and input() from code
-    that several ranks run.
+    Let the process continue (`kill -CONT PID`) or detach the debugger from it. Remove
+    `breakpoint()`, `pdb.set_trace()` and `input()` from code that several ranks run.
 
     Changes: The process goes on where it was stopped.
 

@@ -15,8 +15,8 @@ class Straggler(Check[OpenCollective]):
     """A rank is slow, and the others wait for it.
 
     ## What you see
-    Each step takes as long as that of the slowest rank. A rank that is too slow runs the others
-    into the timeout of their process group.
+    Each step takes as long as the slowest rank, and the other ranks are idle meanwhile. If the slow
+    rank takes too long, the other ranks run into the timeout of their process group.
 
     ## Example
         # wrong: the rank with the longest document tokenizes for minutes
@@ -26,8 +26,8 @@ class Straggler(Check[OpenCollective]):
         shard = balance(documents, key=len, parts=world_size)[rank]
 
     ## How to fix
-    Look at the line where the slow rank computes: give the ranks equal work there, or let the
-    others do something useful meanwhile.
+    Give all ranks equal work at the line where the slow rank computes. Or let the other ranks do
+    useful work meanwhile.
 
     Changes: The order or the grouping of samples, if those are balanced.
 

@@ -9,8 +9,8 @@ class StuckCheckpoint(StuckRank):
     """A rank saves or loads a checkpoint while the others wait for it.
 
     ## What you see
-    The others wait in a collective whose timeout counts the time of the checkpoint: what this rank
-    reads or writes takes longer than that, and a slow file server ends the job.
+    The other ranks wait in a collective while this rank reads or writes a checkpoint, and the job
+    ends if that takes longer than the timeout of the collective. Slow storage is the usual cause.
 
     ## Example
         # wrong: the others time out while rank 0 writes everything
@@ -22,15 +22,16 @@ class StuckCheckpoint(StuckRank):
         future = dcp.async_save(state, checkpoint_id="/mnt/slow/step-100")
 
     ## How to fix
-    Look at the storage that this rank uses. Let all ranks write their part
-    (torch.distributed.checkpoint), write asynchronously, or raise the timeout of the group.
+    Let every rank write its own part with `torch.distributed.checkpoint` (`dcp.save`, or
+    `dcp.async_save` in the background). Or raise the timeout of the group:
+    `dist.init_process_group(timeout=timedelta(hours=2))`. Check the storage that this rank uses.
 
     Changes: Asynchronous saving takes memory for a copy of the state.
 
     Leaves: A file system that is slow for everybody else.
 
     ## When it is not a defect
-    The checkpoint is complete and the rank is elsewhere.
+    The checkpoint is complete and the rank is at another line.
 
     To silence it, set `ignore = ["HNG007"]` in `distdiag.toml`.
 

@@ -9,8 +9,9 @@ class StuckCompilation(StuckRank):
     """A rank compiles, or waits for the lock of a build, while the others wait for it.
 
     ## What you see
-    Compiling takes from seconds to minutes, and the others wait in a collective meanwhile. A lock
-    file that a killed build has left behind holds up every later start for ever.
+    The other ranks wait in a collective while this rank compiles, which takes seconds to minutes,
+    or waits for a build. A lock file that a killed build left behind stops every later start for
+    ever.
 
     ## Example
         # wrong: every new length is compiled anew, on one rank only
@@ -22,16 +23,16 @@ class StuckCompilation(StuckRank):
         step(batch)
 
     ## How to fix
-    If it waits for a lock file (`FileBaton.wait`), make sure that no build runs and delete the file
-    `lock` in the build folder. Otherwise find out why this rank compiles alone:
-    TORCH_LOGS=recompiles names the guard that failed.
+    If the stack shows `FileBaton.wait`, make sure that no build is running and delete the file
+    `lock` in the build folder. Otherwise run with `TORCH_LOGS=recompiles` to see why this rank
+    compiles alone, and mark changing sizes with `torch._dynamo.mark_dynamic(batch, 1)`.
 
     Changes: The extension is built again by the first rank that comes.
 
     Leaves: Other stale locks in the same folder.
 
     ## When it is not a defect
-    The compilation ends by itself and the job goes on.
+    The compilation ends by itself and the job continues.
 
     To silence it, set `ignore = ["HNG008"]` in `distdiag.toml`.
 

@@ -9,8 +9,8 @@ class StuckInitialisation(StuckRank):
     """A rank is still setting up process groups while the job stands still.
 
     ## What you see
-    Creating a process group needs every rank of its parent. The store and the rendezvous wait up to
-    their timeout, half an hour by default, without naming who is missing.
+    The job waits while process groups are set up, half an hour by default, and no message names the
+    missing rank. Creating a process group needs every rank of the job.
 
     ## Example
         # wrong: the configuration says 4, and 2 processes were started
@@ -20,15 +20,16 @@ class StuckInitialisation(StuckRank):
         dist.init_process_group()
 
     ## How to fix
-    Compare the world size, MASTER_ADDR and MASTER_PORT that each rank uses with the processes that
-    run; let all ranks create the same groups in the same order.
+    Start as many processes as the world size says, all with the same `MASTER_ADDR` and
+    `MASTER_PORT`: let `torchrun` set them and call `dist.init_process_group()` without arguments of
+    your own. Let all ranks call `dist.new_group(...)` for the same groups in the same order.
 
     Changes: Ranks that were alone become members of one job.
 
     Leaves: Whatever kept the missing rank away.
 
     ## When it is not a defect
-    All ranks have entered the same call, and it ends by itself.
+    All ranks have entered the same call, and the call ends by itself.
 
     To silence it, set `ignore = ["HNG009"]` in `distdiag.toml`.
 

@@ -9,8 +9,8 @@ class StuckNetworkRequest(StuckRank):
     """A rank waits for a network connection while the others wait for it.
 
     ## What you see
-    A connection without a timeout waits for as long as the other side says nothing. A download or a
-    tracker that does not answer holds up the whole job, and looks like a hang between the ranks.
+    The whole job waits for one network connection, which looks like a hang between the ranks. A
+    request without a timeout waits as long as the server does not answer.
 
     ## Example
         # wrong: rank 0 waits for the server, and the others wait for rank 0
@@ -23,14 +23,16 @@ class StuckNetworkRequest(StuckRank):
                 requests.post(tracker, json=metrics, timeout=5)
 
     ## How to fix
-    Give the request a timeout and handle its failure, or take it off the training loop.
+    Pass a timeout to the request and handle its failure
+    (`requests.post(url, json=metrics, timeout=5)` within `try`). Or move the request out of the
+    training loop.
 
     Changes: A timeout turns a long wait into an error.
 
     Leaves: The server that does not answer.
 
     ## When it is not a defect
-    The server answers and the rank has moved since.
+    The server answers and the rank is at another line now.
 
     To silence it, set `ignore = ["HNG014"]` in `distdiag.toml`.
 

@@ -9,8 +9,9 @@ class StuckTeardown(StuckRank):
     """A rank is stuck while it shuts down.
 
     ## What you see
-    The training is done, but the processes stay and keep the allocation. Shutting down waits for
-    what still runs: collectives whose peers have not come, threads, worker processes.
+    The training is done, but the processes do not exit and keep their GPUs. The shutdown waits for
+    something that still runs: a collective whose peers have not come, a thread, or a worker
+    process.
 
     ## Example
         # wrong: a thread that is never stopped keeps the interpreter from its end
@@ -24,8 +25,8 @@ class StuckTeardown(StuckRank):
         dist.destroy_process_group()
 
     ## How to fix
-    Wait for all Works and join threads and pools before destroy_process_group, and call it on every
-    rank at the same point.
+    Call `dist.destroy_process_group()` on every rank at the same point, and before it wait for
+    everything that still runs: `work.wait()`, `thread.join()`, `pool.shutdown()`.
 
     Changes: The end of the job waits for what is still running.
 

@@ -11,8 +11,9 @@ class UnansweredQuestion(StuckRank):
     """A rank asks a person, or waits for its standard input, and nobody answers.
 
     ## What you see
-    A question such as "Overwrite? [y/n]" waits for ever where nobody sees it: launchers run ranks
-    without a terminal, and show their output late or not at all.
+    The rank waits for ever for an answer on its standard input, and the other ranks wait for this
+    rank. Launchers run ranks without a terminal and show their output late or never, so nobody sees
+    a question like "Overwrite? [y/n]".
 
     ## Example
         # wrong: rank 0 asks, the others wait for it in the next collective
@@ -24,12 +25,12 @@ class UnansweredQuestion(StuckRank):
             sys.exit("the folder exists: pass --overwrite")
 
     ## How to fix
-    Take the answer from an option or a variable of the environment. Libraries that ask (for a
-    login, for trust in downloaded code) have such options too.
+    Take the answer from a command-line option or an environment variable instead of `input()`.
+    Libraries that ask (for a login, or for trust in downloaded code) have an option for that too.
 
     Changes: Runs without the option end with an error instead of a question.
 
-    Leaves: Other questions behind this one.
+    Leaves: Other questions that come after this one.
 
     ## When it is not a defect
     Somebody is about to answer at this terminal.

@@ -9,8 +9,9 @@ class UnfinishedChildProcess(StuckRank):
     """A rank waits for a child process while the job stands still.
 
     ## What you see
-    The other ranks only see that this one does not come. A child that was killed, that waits for
-    its full pipe to be read, or that inherited a held lock never answers.
+    The rank waits for a process that it started, and the other ranks wait for this rank. A child
+    process never answers if it was killed, if it waits until its full pipe is read, or if it
+    inherited a lock that was held.
 
     ## Example
         # wrong: nobody reads stderr; it fills, and both sides wait
@@ -22,15 +23,15 @@ class UnfinishedChildProcess(StuckRank):
         frames, complaints = decoder.communicate(timeout=120)
 
     ## How to fix
-    Look at the child's state in the evidence; read all of its pipes with communicate(), give the
-    wait a timeout, and start children by spawn or before any thread.
+    Read all pipes of the child and give the wait a limit: `process.communicate(timeout=120)`. For
+    processes of `multiprocessing`, start them with the method `spawn`, or before any thread.
 
     Changes: A timeout turns a long wait into an error.
 
     Leaves: What the child itself was stuck in.
 
     ## When it is not a defect
-    The child works and will end by itself.
+    The child is working and will end by itself.
 
     To silence it, set `ignore = ["HNG013"]` in `distdiag.toml`.
 

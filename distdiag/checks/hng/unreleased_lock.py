@@ -9,8 +9,9 @@ class UnreleasedLock(StuckRank):
     """A rank waits for a lock, a queue, a thread or a future while the job stands still.
 
     ## What you see
-    What would release it has ended, waits for this rank itself, or was copied by a fork while
-    somebody held it. The other ranks only see that this one does not come.
+    The rank waits for a lock, a queue, a thread or a future, and the other ranks wait for this
+    rank. The thread or process that should end the wait has ended, waits for this rank, or the lock
+    was copied by a fork while another thread held it.
 
     ## Example
         # wrong: if the reading thread dies, this waits for ever
@@ -20,15 +21,16 @@ class UnreleasedLock(StuckRank):
         batch = queue.get(timeout=120)
 
     ## How to fix
-    Give the wait a timeout so that it becomes an error with a line, and let the other side release
-    it in a finally block; start helper processes before threads, or by spawn.
+    Give the wait a limit so that it becomes an error with a line (`queue.get(timeout=120)`,
+    `lock.acquire(timeout=120)`), and release locks by `with lock:`. Start helper processes before
+    threads, or with the method `spawn`.
 
     Changes: A timeout turns a long wait into an error.
 
     Leaves: What ended the other side.
 
     ## When it is not a defect
-    The other thread or process still runs and is about to release it.
+    The other thread or process still runs and is about to release the lock or to answer.
 
     To silence it, set `ignore = ["HNG011"]` in `distdiag.toml`.
 

@@ -11,9 +11,9 @@ class UnsetStoreKey(StuckRank):
     """A rank waits for a key of the job's store that nobody sets.
 
     ## What you see
-    `store.get` and `store.wait` wait until some rank sets the key, up to the timeout of the store.
-    The rank that should do so took another path, or uses another name: another step, another
-    prefix.
+    The rank waits in `store.get` or `store.wait` for a key that no rank has set, until the timeout
+    of the store. The rank that should set the key took another branch, or set it under a different
+    name (another step, another prefix).
 
     ## Example
         # wrong: the address is published only when the server was started anew
@@ -26,15 +26,16 @@ class UnsetStoreKey(StuckRank):
         address = store.get(f"server/{step}")
 
     ## How to fix
-    Set the key on every path of the rank that has the value, under the name that the others wait
-    for; give the wait a timeout of its own.
+    Call `store.set(key, value)` on every path of the rank that has the value, under exactly the
+    name that the other ranks wait for. Or give the wait its own limit:
+    `store.wait([key], timedelta(seconds=60))`.
 
     Changes: The wait ends as soon as the key is there.
 
     Leaves: Whatever kept the rank from setting the key.
 
     ## When it is not a defect
-    The other rank is on its way to set the key, and does.
+    Another rank is about to set the key.
 
     To silence it, set `ignore = ["HNG020"]` in `distdiag.toml`.
 

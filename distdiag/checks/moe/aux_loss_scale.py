@@ -122,9 +122,9 @@ class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
     """An auxiliary (load-balancing) loss grows with the number of ranks or micro-steps.
 
     ## What you see
-    The auxiliary loss outweighs the rest of the loss in large jobs, and results depend on the
-    number of ranks and micro-steps. It is a mean over the tokens of one rank and micro-step, but is
-    multiplied or added up as if it were divided by a count over all of them, as the rest is.
+    In large jobs the auxiliary loss outweighs the rest of the loss, and results depend on the
+    number of ranks and micro-steps. The auxiliary loss is a mean over the tokens of one rank and
+    micro-step, but it is multiplied or added up as if it were divided by a count over all of them.
 
     ## Example
         # wrong: both terms are multiplied to undo the average over ranks
@@ -134,12 +134,13 @@ class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
         loss = loss + 0.01 * aux_loss / num_micro_steps
 
     ## How to fix
-    Multiply only what was divided by a count over all ranks, and divide the auxiliary loss by the
-    number of micro-steps.
+    Divide the auxiliary loss by the number of micro-steps (`aux_loss / num_micro_steps`), and
+    multiply by the number of ranks only the part of the loss that was divided by a count over all
+    ranks.
 
     Changes: The gradient of the routers, and how evenly tokens spread over experts.
 
-    Leaves: A coefficient that was tuned with the heavy auxiliary loss: it is too low then.
+    Leaves: A coefficient that was tuned with the large auxiliary loss: it will be too low.
 
     ## When it is not a defect
     The coefficient in the loss was divided by that number beforehand.
@@ -174,7 +175,7 @@ class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
         # Without a declared coefficient, the one in the graph may be a part of the whole one.
         is_sure = scale.is_sure and len(windows) > 1
         yield self.finding(
-            f"the auxiliary loss of {scale.layer or 'the model'} behind step {window.step} weighs "
+            f"the auxiliary loss of {scale.layer or 'the model'} in step {window.step} weighs "
             f"{scale.times} times as much as its coefficient says: {_reason(scale)}",
             ranks=view.ranks,
             step=window.step,

@@ -13,8 +13,9 @@ class DifferingCapacity(Check[UnfitExchange]):
     """Ranks that share experts give each expert a different number of places.
 
     ## What you see
-    The all-to-all hangs, aborts, or puts tokens into the places of others. Without splits each rank
-    expects all others to send as many rows as it sends itself.
+    The all-to-all hangs, aborts, or puts tokens into wrong places. Without splits each rank expects
+    every other rank to send as many rows as it sends itself, but the ranks have different
+    capacities.
 
     ## Example
         # wrong: each rank counts its own tokens
@@ -25,12 +26,13 @@ class DifferingCapacity(Check[UnfitExchange]):
         buffers = hidden.new_zeros(num_experts, int(capacity), dim)
 
     ## How to fix
-    Reduce the capacity with `MAX` over the ranks that share the experts before the buffers are
-    made, or pad all ranks to one number of tokens.
+    Before the buffers are created, reduce the capacity over the ranks that share the experts:
+    `dist.all_reduce(capacity, op=dist.ReduceOp.MAX)`. Or pad all ranks to the same number of
+    tokens.
 
     Changes: One small all-reduce for each layer, and a larger buffer on some ranks.
 
-    Leaves: Why the ranks have different numbers of tokens.
+    Leaves: The reason why the ranks have different numbers of tokens.
 
     ## When it is not a defect
     The sizes of this all-to-all in the evidence are the same on all ranks.

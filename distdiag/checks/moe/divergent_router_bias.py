@@ -20,9 +20,9 @@ class DivergentRouterBias(Check[RouterBiasReplicas]):
     """Ranks choose experts by a bias that is no longer the same on all of them.
 
     ## What you see
-    Each rank balances its own tokens by a bias of its own, and sends equal tokens to other experts
-    than the rest. The checkpoint holds the bias of one rank, which fits the others badly. No
-    gradient keeps the bias equal, only equal counts do.
+    The ranks send equal tokens to different experts, and the checkpoint holds the bias of one rank,
+    which fits the other ranks badly. Each rank updates the bias from its own counts of tokens, and
+    no gradient keeps the copies equal.
 
     ## Example
         counts = torch.bincount(chosen.flatten(), minlength=num_experts)
@@ -31,16 +31,16 @@ class DivergentRouterBias(Check[RouterBiasReplicas]):
         bias += rate * torch.sign(counts.float().mean() - counts)
 
     ## How to fix
-    All-reduce the counts of tokens for each expert over all ranks that hold the router before every
-    update of the bias, and update it on all of them.
+    Before every update of the bias, all-reduce the counts of tokens per expert over all ranks that
+    hold the router (`dist.all_reduce(counts)`), and update the bias on all of these ranks.
 
     Changes: The bias, and so the choice of experts, on all ranks.
 
-    Leaves: The difference that is there already: broadcast the bias once.
+    Leaves: The difference between the ranks that exists already: broadcast the bias once.
 
     ## When it is not a defect
-    The bias is equal on these ranks when the optimizer steps, or each rank is meant to route by its
-    own.
+    The bias is equal on these ranks when the optimizer steps, or each rank is intended to route
+    with its own bias.
 
     If so, add `ignore = ["MOE013"]` to `distdiag.toml`.
 
@@ -62,8 +62,8 @@ class DivergentRouterBias(Check[RouterBiasReplicas]):
         culprits, has_culprit = odd_ranks(tensors)
         names = names_of(tensors)
         yield self.finding(
-            f"{first_and_more(names)} of {view.model}, by which experts are chosen: the same on "
-            f"{view.ranks.phrase()} until step {view.alike_at}, and different before step "
+            f"{first_and_more(names)} of {view.model}, which chooses experts: equal on "
+            f"{view.ranks.phrase()} until step {view.alike_at}, different before step "
             f"{view.step}",
             ranks=culprits,
             step=view.step,

@@ -14,9 +14,9 @@ class DivergentRouting(Check[RoutingView]):
     """Ranks send the same tokens to different experts.
 
     ## What you see
-    Ranks that hold the same tokens, such as tensor-parallel ones, add up the outputs of different
-    experts, and counts of tokens do not match. The routers of these ranks are not the same, or
-    break ties differently.
+    Ranks that hold the same tokens (for example tensor-parallel ranks) add up the outputs of
+    different experts, and their counts of tokens differ. The routers of these ranks are not equal,
+    or order equal scores differently.
 
     ## Example
         # wrong: each rank draws its own router
@@ -27,15 +27,16 @@ class DivergentRouting(Check[RoutingView]):
             dist.broadcast(tensor, src=0)
 
     ## How to fix
-    Make weights, bias and buffers of the router equal on all ranks that share tokens, or let one
-    rank choose; compute the scores in float32.
+    Make weights, bias and buffers of the router equal on all ranks that share tokens
+    (`dist.broadcast(p.data, src=0)`), and compute its scores in float32. Or let one rank choose the
+    experts and broadcast the indices.
 
-    Changes: Which experts the tokens of all ranks but one are sent to.
+    Changes: The experts of the tokens on all ranks but one.
 
-    Leaves: What was trained with unequal routers.
+    Leaves: Weights that were trained with unequal routers.
 
     ## When it is not a defect
-    The ranks are meant to train models of their own.
+    Each rank is intended to train its own model.
 
     If so, add `ignore = ["MOE002"]` to `distdiag.toml`.
 
@@ -55,7 +56,7 @@ class DivergentRouting(Check[RoutingView]):
         shown = next((each for each in wrong if each.has_equal_scores), wrong[0])
         first = next(iter(shown.by_rank.values()))
         ranks = RankSet(rank for each in wrong for rank in each.by_rank)
-        scores = "with equal scores" if shown.has_equal_scores else "by other scores"
+        scores = "with equal scores" if shown.has_equal_scores else "by different scores"
         layers = layer_names(event for each in wrong for event in each.by_rank.values())
         yield self.finding(
             f"{layers} of {view.model} sends the same tokens to different experts on "

@@ -14,8 +14,9 @@ class DuplicatedExperts(Check[ExpertContents]):
     """Ranks that should hold different experts start with the same ones.
 
     ## What you see
-    The model has fewer different experts than its router knows, as many as without expert
-    parallelism. Copies of one expert diverge only by the tokens that they happen to get.
+    The model has fewer different experts than its router assumes, only as many as without expert
+    parallelism. All ranks initialise their experts with the same random numbers, so experts on
+    different ranks start as copies of one another.
 
     ## Example
         # wrong: each rank draws the same experts
@@ -26,15 +27,17 @@ class DuplicatedExperts(Check[ExpertContents]):
         experts = build_experts(num_local)
 
     ## How to fix
-    Draw the experts from a generator that is seeded by the rank in the expert-parallel group, or
-    load the slice of the checkpoint that belongs to the rank.
+    Call `torch.manual_seed(seed + ep_rank)` before the experts are created, with the rank in the
+    expert-parallel group, and seed all ranks alike again after it. Or load the part of the
+    checkpoint that belongs to the rank.
 
     Changes: The experts of all ranks but one.
 
-    Leaves: The router and all that is replicated.
+    Leaves: The router and everything that is replicated.
 
     ## When it is not a defect
-    The experts are meant to start as copies of one another, as when a dense model is upcycled.
+    The experts are intended to start as copies of one another, for example when a dense model is
+    upcycled.
 
     If so, add `ignore = ["MOE005"]` to `distdiag.toml`.
 

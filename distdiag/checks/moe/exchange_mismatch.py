@@ -17,9 +17,9 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
     """Ranks send and expect different numbers of tokens in an all-to-all.
 
     ## What you see
-    The all-to-all hangs, aborts, or mixes rows of different tokens. On the way back outputs of some
-    experts are lost, or added to other tokens. What a rank sends and what its peer expects come
-    from different counts.
+    The all-to-all hangs, aborts, or mixes rows of different tokens, so outputs of experts are lost
+    or added to wrong tokens. The number of rows that one rank sends and the number that the other
+    rank expects come from different counts.
 
     ## Example
         there = all_to_all(rows, send_splits, recv_splits)
@@ -29,14 +29,16 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
         back = all_to_all(experts(there), recv_splits, send_splits)
 
     ## How to fix
-    Compute both splits from one exchange of counts, and swap them for the way back.
+    Exchange the counts first (`dist.all_to_all_single(received_counts, sent_counts)`), compute both
+    splits from them, and swap the two splits for the way back.
 
     Changes: Which rows each expert gets, and which come back.
 
     Leaves: How the tokens are spread over the experts.
 
     ## When it is not a defect
-    The splits of all ranks, put into a matrix, are transposes of each other.
+    The matrix of the input splits of all ranks is the transpose of the matrix of their output
+    splits.
 
     If so, add `ignore = ["MOE003"]` to `distdiag.toml`.
 
@@ -67,7 +69,7 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
         more = len(transfers) - _MOST_PAIRS
         yield self.finding(
             f"{layer_of(first)} exchanges tokens by {call_phrase(first.call)} with splits that do "
-            f"not fit: {pairs}" + (f"; and {more} more pairs" if more > 0 else ""),
+            f"not match: {pairs}" + (f"; and {more} more pairs" if more > 0 else ""),
             ranks=ranks_in(transfers),
             step=first.event.step,
             location=call_location(first.call),
@@ -82,7 +84,8 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
         if view.is_closed or tokens in (back.rows_in, back.rows_out):
             return
         yield self.finding(
-            f"not as many tokens come back as {layer_of(there)} sent: {_difference(view)}",
+            f"{layer_of(there)} gets back a different number of tokens than it sent: "
+            f"{_difference(view)}",
             ranks=RankSet([there.call.rank]),
             step=there.event.step,
             location=call_location(back.call),
@@ -91,7 +94,7 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
             grade=Grade.LIKELY,
             confidence=0.75,
             evidence=(_row("there", there), _row("back", back)),
-            disproof="Rows are meant to be summed up or dropped between the two all-to-alls.",
+            disproof="Rows are intended to be summed up or dropped between the two all-to-alls.",
         )
 
 

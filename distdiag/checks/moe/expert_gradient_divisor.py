@@ -298,9 +298,10 @@ class ExpertGradientDivisor(Check[GradientView]):
     """The gradients of experts are divided by another number than those of dense parameters.
 
     ## What you see
-    Experts train at a multiple of the learning rate. Adam hides it in the loss, but the gradient
+    Experts train at a multiple of the learning rate; Adam hides it in the loss, but the gradient
     norm, clipping and weight decay are wrong and change with the number of ranks. An all-to-all
-    brings the tokens of several ranks to an expert, so that their gradients are summed already.
+    already sums the gradients of the tokens of several ranks, and expert gradients are then divided
+    by a different number than dense gradients.
 
     ## Example
         # 8 ranks, 4 of which share the experts: dense gradients are divided by 8
@@ -310,15 +311,15 @@ class ExpertGradientDivisor(Check[GradientView]):
         experts.set_gradient_divide_factor(8)
 
     ## How to fix
-    Divide expert gradients by the number of ranks over which dense gradients are averaged, whoever
-    holds the experts.
+    Divide expert gradients by the number of ranks over which dense gradients are averaged
+    (`p.grad /= dp_size`), not by the number of ranks that hold copies of the expert.
 
     Changes: The step size of the experts, the gradient norm and what is clipped.
 
     Leaves: The gradients of all dense parameters.
 
     ## When it is not a defect
-    Experts are meant to train at another rate, by this factor.
+    Experts are intended to train at a rate that differs by this factor.
 
     If so, add `ignore = ["MOE012"]` to `distdiag.toml`. It is a note for tables of embeddings,
     which often have a rate of their own.

@@ -22,8 +22,8 @@ class IdleExperts(Check[RoutingView]):
     """Some experts get no tokens, or one gets most of them.
 
     ## What you see
-    Experts without tokens learn nothing, and the rank with the busiest expert keeps the others
-    waiting. The router prefers few experts, and nothing counteracts it.
+    Experts without tokens learn nothing, and the rank with the busiest expert keeps the other ranks
+    waiting. The router prefers few experts, and nothing counteracts this.
 
     ## Example
         # wrong: the auxiliary loss is computed, but has no weight
@@ -32,15 +32,15 @@ class IdleExperts(Check[RoutingView]):
         loss = token_loss + 0.01 * aux_loss
 
     ## How to fix
-    Check that the auxiliary (load-balancing) loss reaches the router's gradient, and its
-    coefficient.
+    Add the auxiliary (load-balancing) loss to the loss with a coefficient that is large enough
+    (`loss = loss + 0.01 * aux_loss`), and check that the router's weight gets a gradient from it.
 
     Changes: The routing of all tokens.
 
     Leaves: Experts that have learnt nothing so far.
 
     ## When it is not a defect
-    Over more steps each expert gets its share, or the model is meant to specialise.
+    Over more steps each expert gets its share, or the experts are intended to specialise.
 
     If so, add `ignore = ["MOE007"]` to `distdiag.toml`.
 

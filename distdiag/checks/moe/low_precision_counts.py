@@ -16,8 +16,9 @@ class LowPrecisionCounts(Check[CountsHeld]):
     """Counts of tokens are summed up in a type that cannot hold them.
 
     ## What you see
-    A counter stands still, since 256 + 1 is 256 in bfloat16, and sums over ranks are rounded.
-    Biases and auxiliary losses that balance the experts follow wrong loads.
+    A counter stops growing (256 + 1 is 256 in bfloat16), and sums over ranks are rounded, so biases
+    and auxiliary losses balance the experts by wrong loads. The dtype of the counts cannot hold
+    them exactly.
 
     ## Example
         # wrong: converts the buffer of counts with everything else
@@ -27,14 +28,16 @@ class LowPrecisionCounts(Check[CountsHeld]):
         router.tokens_per_expert = router.tokens_per_expert.float()
 
     ## How to fix
-    Keep and reduce counts as integers or in float32, and convert only the shares.
+    Keep and reduce the counts as integers or in float32:
+    `torch.bincount(experts, minlength=num_experts)`. Convert only the shares to the dtype of the
+    model.
 
     Changes: The loads that an auxiliary loss or a bias sees.
 
-    Leaves: What was trained with rounded loads.
+    Leaves: Weights that were trained with rounded loads.
 
     ## When it is not a defect
-    The tensor holds no counts.
+    The tensor does not hold counts.
 
     If so, add `ignore = ["MOE006"]` to `distdiag.toml`.
 

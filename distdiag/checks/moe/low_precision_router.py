@@ -19,9 +19,9 @@ class LowPrecisionRouter(Check[RoutingView]):
     """A router compares scores of so few bits that many are equal.
 
     ## What you see
-    Another kernel, batch size or rank chooses other experts for tokens with equal scores, because
-    the order in which `topk` takes equal scores is not defined. With 8 bits of precision many
-    different scores become the same number.
+    A different kernel, batch size or rank chooses different experts for the same token. In this
+    dtype many scores are rounded to the same number, and `topk` does not define the order of equal
+    scores.
 
     ## Example
         # wrong: a softmax over 128 experts in bfloat16
@@ -30,11 +30,12 @@ class LowPrecisionRouter(Check[RoutingView]):
         scores = logits.float().softmax(-1)
 
     ## How to fix
-    Compute the router's product and softmax in float32.
+    Compute the router's product and softmax in float32:
+    `scores = torch.softmax(router(x.float()), dim=-1)` with float32 weights, outside of autocast.
 
     Changes: The choice for tokens whose scores were equal.
 
-    Leaves: Scores that are close to one another in float32, too.
+    Leaves: Scores that are nearly equal in float32 as well.
 
     ## When it is not a defect
     The model is defined with scores of this precision.

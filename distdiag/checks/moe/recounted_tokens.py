@@ -14,8 +14,10 @@ class RecountedTokens(Check[RepeatedRouting]):
     """Activation checkpointing repeats a forward pass, which counts the same tokens again.
 
     ## What you see
-    Statistics of how experts are used are twice what they should be, and what is computed from them
-    (a bias that balances the experts, a metric) is wrong.
+    Statistics of how often experts are used are twice as large as they should be, and everything
+    that is computed from them (a bias that balances the experts, a metric) is wrong. Activation
+    checkpointing runs the forward pass a second time, and the second pass counts the same tokens
+    again.
 
     ## Example
         # wrong: in the forward pass of a checkpointed layer
@@ -25,14 +27,15 @@ class RecountedTokens(Check[RepeatedRouting]):
         tokens_per_expert += counts
 
     ## How to fix
-    Change the buffer outside of what is checkpointed, or only in the first of the two passes.
+    Move the update of the buffer out of the checkpointed function. Or update it only in the first
+    of the two passes.
 
-    Changes: The statistics, to half of what they were.
+    Changes: The statistics: they become half as large.
 
-    Leaves: What was computed from them until now.
+    Leaves: Values that were already computed from them.
 
     ## When it is not a defect
-    The count is halved, or only compared with others that are doubled as well.
+    The count is halved, or only compared with counts that are doubled as well.
 
     If so, add `ignore = ["MOE008"]` to `distdiag.toml`. It is a note where the source halves a
     count or takes its sign.
@@ -76,7 +79,7 @@ def _evidence(each: Recount) -> Evidence:
     return Evidence(
         ranks=RankSet([each.repeated.rank]),
         summary=f"step {each.repeated.step}, {_name(each)}: changed by {len(each.first)} first "
-        f"passes, and by a repeated one to what it was after none of them",
+        f"passes, and by the repeated pass to a value that none of them had left",
         location=user_location(each.repeated.site.frames),
         values={"first": each.first[-1].after, "repeated": each.repeated.after},
     )

@@ -42,9 +42,9 @@ def cause_phrase(cause: Cause) -> str:
     """Say what differs first, and of what kind it is."""
     class_ = f" ({cause.kind})" if cause.kind else ""
     if cause.origin is Origin.DRAW:
-        return f"{cause.name}{class_} draws random numbers, other ones in each run"
+        return f"{cause.name}{class_} draws random numbers, different ones in each run"
     if cause.origin is Origin.MODULE:
-        what = f"the output of {cause.name}{class_}, which was given the same"
+        what = f"the output of {cause.name}{class_}, whose input is the same"
     else:
         what = _WHAT[cause.origin].format(name=cause.name + class_)
     size = ""
@@ -59,7 +59,7 @@ def nature_phrase(nature: Nature) -> str:
     """Say what a nature means."""
     return {
         Nature.NUMERIC: "of the size of rounding: the same numbers in another order",
-        Nature.LOGIC: "no rounding: other numbers went in",
+        Nature.LOGIC: "no rounding: different numbers went in",
         Nature.MEANT: "the options of the router ask for noise, which is not seeded",
     }[nature]
 

@@ -17,7 +17,8 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 
 _FIX = {
     Origin.DATA: "Seed the sampler's generator, the workers and whatever else makes the batches.",
-    Origin.WEIGHTS: "Seed torch before the model is made, or load the same checkpoint.",
+    Origin.WEIGHTS: "Call `torch.manual_seed(seed)` before the model is created, or load the same "
+    "checkpoint.",
     Origin.DRAW: "Seed the generator that the module draws from, on every rank.",
 }
 
@@ -26,8 +27,9 @@ class UnreproducibleRouting(Check[RoutingDifference]):
     """Two runs of a script with the same seed send tokens to different experts.
 
     ## What you see
-    The run cannot be repeated, and so cannot be debugged. Where rounding decides the route, a
-    repeated forward pass or another rank may take another one, too.
+    The run cannot be repeated, and so not debugged: two runs with the same seed send tokens to
+    different experts. If rounding decides the expert of a token, a repeated forward pass or a
+    different rank may also choose a different one.
 
     ## Example
         # wrong: a generator that nobody seeds
@@ -37,15 +39,15 @@ class UnreproducibleRouting(Check[RoutingDifference]):
         noise = torch.rand(scores.shape, generator=generator)
 
     ## How to fix
-    Call `torch.use_deterministic_algorithms(True)` and set CUBLAS_WORKSPACE_CONFIG, or compute the
-    scores in float32, so that fewer of them are nearly equal.
+    Call `torch.use_deterministic_algorithms(True)` and set `CUBLAS_WORKSPACE_CONFIG=:4096:8`. Or
+    compute the scores in float32, so that fewer of them are nearly equal.
 
     Changes: How reproducible the run is; deterministic algorithms may be slower.
 
     Leaves: How the routers choose.
 
     ## When it is not a defect
-    The router is meant to draw noise that is not seeded.
+    The router is intended to draw noise that is not seeded.
 
     If so, add `ignore = ["MOE014"]` to `distdiag.toml`.
 
@@ -63,11 +65,11 @@ class UnreproducibleRouting(Check[RoutingDifference]):
         what = (
             flip_phrase(event.flip, event.choice.dtype)
             if event.flip is not None
-            else "other numbers of tokens in both runs"
+            else "different numbers of tokens in the two runs"
         )
         is_meant = cause.nature is Nature.MEANT
         yield self.finding(
-            f"two runs route differently from {place_phrase(event)} on: {what}; "
+            f"two runs route tokens differently from {place_phrase(event)} on: {what}; "
             f"{cause_phrase(cause)} ({nature_phrase(cause.nature)})",
             ranks=event.culprits,
             step=event.step,
@@ -96,7 +98,8 @@ def _evidence(event: RoutingDifference) -> Iterator[Evidence]:
     flipped = {f"flipped: {bin_label(each)}": each.num_flipped for each in seen}
     yield Evidence(
         ranks=ranks,
-        summary=f"of the flips in step {event.step} rounding may explain {numeric} by their "
-        f"margins, and {logic} not; those of later steps follow from them",
+        summary=f"rounding may explain {numeric} of the flips in step {event.step} by their "
+        f"margins{f', but not {logic} more' if logic else ''}; flips in later steps follow from "
+        "these",
         values={**tokens, **flipped},
     )

@@ -42,8 +42,8 @@ class UnusedAuxLoss(Check[AuxLossRouting]):
     """An auxiliary (load-balancing) loss is computed, but no backward pass reaches it.
 
     ## What you see
-    The auxiliary loss is logged and looks right, but does not train the router: tokens gather at
-    few experts. Autograd goes only through what is used.
+    The auxiliary loss is logged and looks right, but does not train the router: most tokens go to
+    few experts. Autograd passes gradients only through values that are used for the loss.
 
     ## Example
         # wrong: the result is thrown away
@@ -52,8 +52,9 @@ class UnusedAuxLoss(Check[AuxLossRouting]):
         weights = AuxLossScaler.apply(weights, aux_loss)
 
     ## How to fix
-    Go on with what the injecting function returns, or add the auxiliary loss to the loss, and
-    compute it from scores that are not detached.
+    Add the auxiliary loss to the loss (`loss = loss + coefficient * aux_loss`), computed from
+    scores that are not detached. Or, if a function injects it, continue with the tensor that this
+    function returns (`x = inject(x, aux_loss)`).
 
     Changes: The gradient of the routers, and how evenly tokens spread over experts.
 
@@ -98,9 +99,9 @@ class UnusedAuxLoss(Check[AuxLossRouting]):
         of_all = f" of the {view.num_steps} that the run took" if view.num_steps else ""
         text = what.format(layers=", ".join(names[:3]) + more, coefficient=last.coefficient)
         return self.finding(
-            f"{text}, but no gradient came back through it in the {len(steps)} sampled steps, "
-            f"from {min(steps)} to {max(steps)}{of_all}, in which they came back to the "
-            f"scores of {view.model}",
+            f"{text}, but it got no gradient in the {len(steps)} sampled steps "
+            f"from {min(steps)} to {max(steps)}{of_all}, in which the scores of {view.model} "
+            "got gradients",
             ranks=RankSet(each.rank for events in layers for each in events),
             step=last.step,
             location=user_location(last.site.frames),
@@ -127,7 +128,7 @@ _LONG: Final = 400
 """A use every few steps falls on one of the sampled steps: each hundredth, and that before."""
 
 _THROWN = (
-    "a function was given the auxiliary loss of {layers} beside a tensor, and returned one like it"
+    "a function got the auxiliary loss of {layers} and a tensor, and returned a similar tensor"
 )
 _MEANT = "the auxiliary loss of {layers}, which has {coefficient}, is computed"
 _NUMBER = "a number is computed with a graph from the scores of {layers}"
@@ -137,7 +138,7 @@ def _evidence(event: AuxLoss) -> Evidence:
     return Evidence(
         ranks=RankSet([event.rank]),
         summary=f"step {event.step}: of {event.num_passes} forward passes of {event.layer} whose "
-        f"scores got gradients, {event.num_computed} computed one number of them, and "
+        f"scores got gradients, {event.num_computed} computed one number from them, and "
         f"{event.num_used} got a gradient for it",
         location=user_location(event.site.frames),
     )

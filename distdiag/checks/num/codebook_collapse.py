@@ -21,8 +21,9 @@ class CodebookCollapse(Check[CodebookView]):
     """Few codes of a codebook are ever chosen.
 
     ## What you see
-    Reconstructions are blurred or alike: most of the codes are far from all outputs of the encoder,
-    are never chosen, and so never trained.
+    Reconstructions are blurred or look alike: the encoder uses only a few codes of the codebook.
+    The other codes are far from all outputs of the encoder, so they are never chosen and never
+    trained.
 
     ## Example
         self.codes = nn.Parameter(torch.randn(512, 64) * 100)          # wrong: far from all inputs
@@ -30,8 +31,10 @@ class CodebookCollapse(Check[CodebookView]):
         # and set codes that are not used to outputs of the encoder now and then
 
     ## How to fix
-    Initialise the codebook from outputs of the encoder, normalise both, or reset codes that are not
-    used. Look whether the commitment and codebook losses reach both of them.
+    Reset codes that are not used: copy random outputs of the encoder into them. Or initialise the
+    codebook with outputs of the encoder, or normalise codes and outputs
+    (`torch.nn.functional.normalize`). Check that the commitment loss reaches the encoder and the
+    codebook loss reaches the codes.
 
     Changes: More codes are chosen.
 

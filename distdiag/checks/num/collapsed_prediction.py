@@ -27,23 +27,25 @@ class CollapsedPrediction(Check[LossView | LoggedView]):
     """A model predicts one class for everything, and is sure of it.
 
     ## What you see
-    The entropy of the predictions is nearly zero, and all rows have the same most probable class,
-    while the labels differ: the loss is high and does not fall. A policy says one token for ever.
+    The model predicts one class for all rows and is sure of it, while the labels differ: the loss
+    is high and does not fall. A policy emits the same token again and again.
 
     ## Example
         logits = self.head(x) * 1e4          # wrong: a softmax of that has one winner
         logits = self.head(x)                # right
 
     ## How to fix
-    Lower the learning rate or clip gradients around the step at which the entropy fell, look for a
-    scale of the logits that grows, and for a bonus on entropy that has the wrong sign.
+    Lower the learning rate, or clip the gradients
+    (`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`), from before the step at which the
+    entropy fell. Or look for a scale of the logits that grows, or an entropy bonus with the wrong
+    sign.
 
     Changes: The predictions depend on the input again.
 
-    Leaves: The data and how they are read.
+    Leaves: The data and how the program reads them.
 
     ## When it is not a defect
-    There is one right answer to everything.
+    All inputs have the same right answer.
 
     ## References
     - https://spinningup.openai.com/en/latest/algorithms/ppo.html
@@ -72,7 +74,7 @@ class CollapsedPrediction(Check[LossView | LoggedView]):
             location=user_location(view.site.frames),
             grade=Grade.LIKELY if is_wrong else Grade.NOTE,
             confidence=0.85 if is_wrong else 0.5,
-            evidence=f"so it was in the last {LAST} passes that were looked at, of "
+            evidence=f"this holds in the last {LAST} sampled passes, of "
             f"{first[-1].num_rows} rows each",
         )
 

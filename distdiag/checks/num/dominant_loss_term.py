@@ -21,15 +21,16 @@ class DominantLossTerm(Check[LoggedView]):
     """One term of the loss is far larger than another.
 
     ## What you see
-    What the smaller term should teach is not learnt: it changes the loss by less than a percent.
+    The model does not learn what the smaller term of the loss should teach: this term changes the
+    loss by less than a percent. The other term is far larger.
 
     ## Example
         loss = mse_in_pixels + kl             # 1e4 and 1: only the first is trained
         loss = mse_in_pixels / 1e4 + kl       # comparable
 
     ## How to fix
-    Compare the terms as they are multiplied by their weights, and choose weights that make those
-    comparable that should be.
+    Multiply the terms by weights that make them comparable (`loss = main + 0.1 * other`), and log
+    each term after the multiplication.
 
     Changes: The direction in which the model is trained.
 

@@ -19,20 +19,21 @@ class EndlessSkipping(Check[SkippingView]):
     """A gradient scaler skips one step after another, however small its scale becomes.
 
     ## What you see
-    The weights never change again, and no error says so: the gradients are infinite or NaN whatever
-    the scale, so each step is skipped.
+    The weights never change again, and no error says so. The gradients are infinite or NaN whatever
+    the loss scale is, so the gradient scaler skips every step.
 
     ## Example
         loss = torch.log(probabilities)          # wrong: NaN gradients at zero, at any scale
         loss = torch.log_softmax(logits, -1)     # right: finite
 
     ## How to fix
-    Find the operation that makes the gradients infinite, with `torch.autograd.detect_anomaly()`,
-    and stop a run whose scaler has skipped many steps in a row.
+    Run a few steps under `with torch.autograd.detect_anomaly():` to find the operation that makes
+    the gradients NaN, and correct that operation. In addition, stop the run if the scaler has
+    skipped many steps in a row.
 
     Changes: The weights begin to change again.
 
-    Leaves: Single skips, which are how a scaler finds its scale.
+    Leaves: Single skipped steps: a scaler finds its scale by them.
 
     ## When it is not a defect
     The scaler began with a scale far above 65536.

@@ -20,7 +20,8 @@ class ExplodingGradient(Check[UpdateView]):
     """Gradients grow tenfold from one looked-at step to the next, or are very large.
 
     ## What you see
-    The loss rises, and becomes inf or NaN a few steps later.
+    The loss rises, and becomes inf or NaN a few steps later. The gradients are far too large for
+    the learning rate.
 
     ## Example
         optimizer.step()                                        # wrong: as large as they come
@@ -28,9 +29,10 @@ class ExplodingGradient(Check[UpdateView]):
         optimizer.step()
 
     ## How to fix
-    Lower the learning rate or warm it up, and clip gradients before the step.
+    Clip the gradients before the step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`.
+    Or lower the learning rate, or warm it up.
 
-    Changes: Steps are smaller, above all the first ones.
+    Changes: Steps are smaller, mainly the first ones.
 
     Leaves: The direction of the gradients.
 

@@ -24,23 +24,24 @@ class FlatLoss(Check[LossView]):
     """The loss does not change by one bit from step to step.
 
     ## What you see
-    The loss stands still from one step on, or from the beginning, although the batches differ and
-    the optimizer steps: the output no longer depends on the input or the parameters.
+    The loss has exactly the same value in each step, although the batches differ and the optimizer
+    steps. The output no longer depends on the input or on the parameters.
 
     ## Example
         return self.head(torch.relu(self.body(x) - 1e4))   # wrong: all zeros, so are gradients
         return self.head(torch.relu(self.body(x)))         # right
 
     ## How to fix
-    Print the output of the model for two batches, layer by layer, and find where they become equal.
-    Dead activations, a mask that hides all of the input, and frozen parameters are common.
+    Print the output of each layer for two different batches, and correct the first layer whose two
+    outputs are equal. Common causes are dead activations, a mask that hides the whole input, and
+    frozen parameters.
 
     Changes: The output depends on the input again.
 
     Leaves: The loss function, the data and the optimizer.
 
     ## When it is not a defect
-    The loss is meant to be constant, as in a benchmark. Say so with `ignore = ["NUM032"]` in the
+    The loss is intended to be constant, as in a benchmark. Say so with `ignore = ["NUM032"]` in the
     configuration.
 
     ## References
@@ -58,8 +59,8 @@ class FlatLoss(Check[LossView]):
             return
         passes = flat[min(flat)]
         yield self.finding(
-            f"the loss was {passes[-1].loss!r}, to the last bit, in all {len(passes)} passes that "
-            f"were looked at since step {passes[0].step}",
+            f"the loss was {passes[-1].loss!r}, to the last bit, in all {len(passes)} sampled "
+            f"passes since step {passes[0].step}",
             ranks=RankSet(flat),
             step=passes[0].step,
             location=user_location(view.site.frames),

@@ -16,8 +16,9 @@ class LoneNonFiniteDecision(Check[LoneDecisionView]):
     """Some ranks act on a NaN or infinity that the others do not have.
 
     ## What you see
-    A rank raises, or leaves a step out, because a number of its own is not finite. The others come
-    to the next collective without it, and wait, or meet another collective of it.
+    The other ranks hang, or their collectives meet the wrong call. One rank raised, or skipped a
+    step, because it had a NaN or infinity of its own, and no longer makes the calls that the other
+    ranks wait for.
 
     ## Example
         if torch.isnan(loss):                             # wrong: only this rank raises
@@ -29,11 +30,12 @@ class LoneNonFiniteDecision(Check[LoneDecisionView]):
             raise ValueError("loss is NaN")
 
     ## How to fix
-    Let all ranks know before any of them decides: reduce the test with MAX, and decide by that.
+    Let all ranks decide together: `bad = (~torch.isfinite(loss)).float()`,
+    `dist.all_reduce(bad, op=dist.ReduceOp.MAX)`, and test `bad` on every rank.
 
-    Changes: All ranks raise, or leave out the same step.
+    Changes: All ranks raise, or skip the same step.
 
-    Leaves: The cause of the number, which NUM001 names.
+    Leaves: The cause of the NaN or infinity: NUM001 names it.
 
     ## When it is not a defect
     The rank raised for another reason in the same step. Silence it by `ignore = ["NUM003"]` in

@@ -47,7 +47,7 @@ class LostUpdate(Check[UpdateView]):
     Leaves: The arithmetic of forward and backward passes.
 
     ## When it is not a defect
-    The parameter is meant to stay as it is. Then freeze it with `requires_grad_(False)`.
+    The parameter is intended to stay as it is. Then freeze it with `requires_grad_(False)`.
 
     If so, add `ignore = ["NUM010"]` to `distdiag.toml`.
 

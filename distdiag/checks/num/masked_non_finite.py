@@ -17,20 +17,21 @@ class MaskedNonFinite(Check[MaskedView]):
     """NaN is made in a forward pass, and the loss does not show it.
 
     ## What you see
-    Nothing: the loss stays finite. But an operation such as `nan_to_num` replaces numbers that the
-    model should have computed, and the part of the model that made them learns nothing from them.
+    You see nothing: the loss stays finite. But the forward pass makes a NaN, an operation like
+    `nan_to_num` replaces it, and the part of the model that made it learns nothing from these
+    elements.
 
     ## Example
         weights = torch.nan_to_num(rate / count)       # wrong: 0 / 0 is hidden
         weights = rate / count.clamp(min=1)            # right: it is not made
 
     ## How to fix
-    Do not make the NaN: choose finite numbers before the division, root or logarithm, and take the
-    operation that hides it away.
+    Prevent the NaN before it is made: clamp or mask the input of the division, root or logarithm
+    (`torch.where(mask, x, 1.0)`). Then remove the operation that hides the NaN.
 
     Changes: These elements take part in the training, or are left out on purpose.
 
-    Leaves: What is hidden in other places.
+    Leaves: NaN that is hidden in other places.
 
     ## When it is not a defect
     The elements belong to padding, and nothing reads them: then it is a note. Silence it by

@@ -31,20 +31,21 @@ class MemoryGrowth(Check[MemoryView]):
     """Memory grows with each step, and will not suffice.
 
     ## What you see
-    The rank is killed, or torch runs out of memory, after hours: something is kept from each step,
-    such as a list of losses with their graphs.
+    After hours the kernel kills the rank, or torch runs out of memory. The program keeps something
+    from each step, often a list of losses with their graphs.
 
     ## Example
         losses.append(loss)            # wrong: keeps the graph, and on it all activations
         losses.append(loss.detach())   # right
 
     ## How to fix
-    Look for lists, dictionaries and caches that grow with each step, and detach what they keep. On
-    a GPU, `torch.cuda.memory._record_memory_history()` shows where what is left was allocated.
+    Store `loss.item()` or `loss.detach()` instead of `loss`. If that is not it, look for lists,
+    dictionaries and caches that grow with each step; on a GPU,
+    `torch.cuda.memory._record_memory_history()` shows where the kept memory was allocated.
 
     Changes: Memory stays the same from step to step.
 
-    Leaves: The results of each step as they are.
+    Leaves: The results of each step.
 
     ## When it is not a defect
     What is kept has an end before the memory has: a cache of the data set, or a run that is short.

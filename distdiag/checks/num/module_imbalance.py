@@ -13,8 +13,9 @@ class ModuleImbalance(Check[UpdateView]):
     """The gradients of two modules of one optimizer differ by orders of magnitude for long.
 
     ## What you see
-    One part of the model learns, and another one hardly does, or the largest gradient alone decides
-    by how much all are clipped.
+    One part of the model learns and another hardly learns, or the part with the largest gradient
+    alone decides how much all gradients are clipped. The gradients of two modules differ by orders
+    of magnitude over many steps.
 
     ## Example
         optimizer = SGD(model.parameters(), lr=1e-2)             # one rate for both
@@ -22,7 +23,9 @@ class ModuleImbalance(Check[UpdateView]):
                          {"params": head, "lr": 1e-4}])          # a rate for each
 
     ## How to fix
-    Give the modules learning rates of their own, scale the loss of each, or normalise between them.
+    Give the modules their own learning rates: `torch.optim.AdamW([{"params": a.parameters(), "lr":
+    1e-4}, {"params": b.parameters(), "lr": 1e-3}])`. Or scale the loss of each module, or put a
+    normalisation between them.
 
     Changes: How fast the modules learn.
 

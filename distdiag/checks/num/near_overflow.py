@@ -14,23 +14,24 @@ class NearOverflow(Check[NearOverflowView]):
     """The output of a module comes near the largest number of its 16-bit type.
 
     ## What you see
-    Nothing yet. The greatest absolute value of an activation in float16 is more than half of
-    65504: at twice its size it becomes infinity, and the loss NaN.
+    You see nothing yet, but the loss may become NaN soon. The largest absolute value of an
+    activation in float16 is more than half of 65504, the largest number of float16: at twice this
+    size it becomes infinity.
 
     ## Example
         hidden = self.up(x.half())                  # wrong: float16 ends at 65504
         hidden = self.up(x.bfloat16())              # right: bfloat16 ends at 3e38
 
     ## How to fix
-    Compute this module in bfloat16 or float32, or keep its values small by a normalisation before
-    it.
+    Compute this module in bfloat16 or float32 (`with torch.autocast("cuda", enabled=False):` around
+    it). Or put a normalisation before it, so that its values stay small.
 
     Changes: Larger values stay finite.
 
-    Leaves: Why the values are that large.
+    Leaves: The reason why the values are so large.
 
     ## When it is not a defect
-    The values do not grow any more. Silence it by `ignore = ["NUM004"]` in `distdiag.toml`.
+    The values no longer grow. Silence it by `ignore = ["NUM004"]` in `distdiag.toml`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/notes/amp_examples.html

@@ -25,9 +25,9 @@ _HELD = (
     "`to_empty` without an initialisation)."
 )
 _FIXES: dict[Stage, str] = {
-    "input": "The model is not the cause: what it was given holds such a number already. Check the "
-    "batch of this step on the named rank where it is read and prepared (a file, a normalisation "
-    "that divides by a deviation of zero, an empty sample).",
+    "input": "Check where the named rank reads and prepares the batch of this step: a file with "
+    "NaN, a normalisation that divides by a deviation of zero, an empty sample. The model is not "
+    "the cause: its input already contains the NaN or infinity.",
     "parameter": _HELD,
     "buffer": _HELD,
 }
@@ -38,21 +38,21 @@ class NonFiniteOrigin(Check[NonFiniteView]):
     """A NaN or infinity is made, and reaches the loss or the gradients.
 
     ## What you see
-    The loss becomes NaN on all ranks, often some steps later: a collective spreads the number of
-    one rank to the others, and an optimizer writes it into all parameters.
+    The loss becomes NaN on all ranks, often some steps after the first NaN. A collective spreads
+    the NaN of one rank to the others, and the optimizer writes it into all parameters.
 
     ## Example
         attention = scores / mask.sum(-1)                   # wrong: 0 / 0 for an empty row
         attention = scores / mask.sum(-1).clamp(min=1)      # right
 
     ## How to fix
-    Look at the module and the rank that the finding names: its inputs were still finite. Common
-    causes are a division by zero, the logarithm or root of zero, an overflow of a 16-bit type,
-    memory that was never initialised, and a batch that holds such a number.
+    Correct the operation at the place that the finding names: its inputs were finite and its result
+    is not. Common causes are a division by zero, the logarithm or root of zero, an overflow of a
+    16-bit type, and memory from `torch.empty` that was never filled.
 
-    Changes: The training goes on with finite numbers.
+    Changes: The training continues with finite numbers.
 
-    Leaves: Parameters that are NaN by now: go back to a checkpoint from before the step.
+    Leaves: Parameters that are NaN already: load a checkpoint from before the step.
 
     ## When it is not a defect
     The program notices such steps by itself and leaves them out on all ranks; the finding is a note

@@ -20,23 +20,23 @@ class ParameterConcentration(Check[ParameterView]):
     """Most parameters of a model are in one tensor.
 
     ## What you see
-    One table or projection has most of the weights, so most of the memory, of the traffic and of
-    the state of the optimizer, and the rest of the model is small beside it.
+    Most of the memory, the traffic and the optimizer state belongs to one table or projection, and
+    the rest of the model is small beside it.
 
     ## Example
         nn.Linear(224 * 224 * 3, 4096)          # wrong: 617 million weights before the first layer
         nn.Conv2d(3, 64, 16, stride=16)         # right: 49 thousand
 
     ## How to fix
-    Look whether the sizes of that tensor are meant: a vocabulary that is too large, a flattened
-    image, a table for users or items that could be hashed.
+    Check that the size of this tensor is intended. Common causes are a vocabulary that is too
+    large, a flattened image, and a table of users or items that could be hashed.
 
     Changes: The size of the model.
 
-    Leaves: The layers besides, and the data.
+    Leaves: The other layers, and the data.
 
     ## When it is not a defect
-    The table is meant to be that large. `parameter_share` in `[numerics]` sets the
+    The table is intended to be that large. `parameter_share` in `[numerics]` sets the
     threshold, and it is only a note.
 
     ## References

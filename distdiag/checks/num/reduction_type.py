@@ -12,9 +12,9 @@ class ReductionType(Check[ReductionView]):
     """Gradients are summed over one axis of a mesh in another type than the policy asks for.
 
     ## What you see
-    `reduce_dtype=torch.float32` is set, and gradients of replicated parameters, such as norms
-    under tensor parallelism, still lose the small parts of their sum: over the second axis of the
-    mesh they are added up in the type of the gradient.
+    Gradients of replicated parameters (for example norms under tensor parallelism) lose the small
+    parts of their sum, although `reduce_dtype=torch.float32` is set. Over the second axis of the
+    mesh FSDP2 adds them up in the dtype of the gradient.
 
     ## Example
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -25,15 +25,16 @@ class ReductionType(Check[ReductionView]):
         fully_shard(model, mesh=mesh["dp"], mp_policy=policy)   # float32, and so does its gradient
 
     ## How to fix
-    Give the modules whose parameters are replicated along the other axis a unit of their own that
-    computes in the type of the reduction, or use a version of PyTorch that casts before it reduces.
+    Call `fully_shard` separately on the modules whose parameters are replicated along the other
+    axis, with `MixedPrecisionPolicy(param_dtype=torch.float32)`. Or use a version of PyTorch that
+    casts before it reduces.
 
-    Changes: The sum over that axis is exact to the type of the policy, with messages of its size.
+    Changes: The sum over that axis is as exact as the policy asks, and its messages are larger.
 
     Leaves: Parameters that are sharded along that axis.
 
     ## When it is not a defect
-    The axis has so few ranks that the rounding of its sum does not matter to you.
+    The axis has so few ranks that the rounding of the sum is acceptable.
 
     If so, add `ignore = ["NUM013"]` to `distdiag.toml`.
 
@@ -56,5 +57,5 @@ class ReductionType(Check[ReductionView]):
             location=user_location(seen.site.frames),
             subjects=(seen.parameter,),
             evidence=f"FSDP2 gives the sum over {seen.axis} a gradient in {seen.dtype}, and casts "
-            f"it to {seen.reduce_dtype} behind it",
+            f"it to {seen.reduce_dtype} after the sum",
         )

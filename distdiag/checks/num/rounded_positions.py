@@ -17,8 +17,9 @@ class RoundedPositions(Check[PositionsView]):
     """A cast of the whole model rounded a buffer that turns positions into angles.
 
     ## What you see
-    Late positions get another angle than in training or in another framework: the error of a
-    frequency grows with the position. Logits of long inputs drift, short ones look right.
+    Outputs for long inputs drift, while short inputs look right. A cast of the whole model rounded
+    the frequencies that turn positions into angles, and the error of an angle grows with the
+    position.
 
     ## Example
         model.bfloat16()                      # wrong: buffers such as inv_freq are cast, too
@@ -27,8 +28,9 @@ class RoundedPositions(Check[PositionsView]):
             parameter.data = parameter.data.bfloat16()
 
     ## How to fix
-    Cast the parameters and leave the buffers in float32, or compute the frequencies anew in float32
-    after the cast.
+    Cast the parameters only and leave the buffers in float32:
+    `for p in model.parameters(): p.data = p.data.to(torch.bfloat16)`. Or compute the frequencies
+    again in float32 after the cast.
 
     Changes: The angles of late positions.
 

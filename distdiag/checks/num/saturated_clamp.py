@@ -25,23 +25,23 @@ class SaturatedClamp(Check[LossView]):
     """Nearly all of a value lies outside of the clamp that it goes through.
 
     ## What you see
-    A value rests on the bound of a clamp, step after step, and what computes it is not trained: no
-    gradient passes through the elements that lie outside.
+    A value stays at the bound of a clamp in each step, and the layers that compute it are not
+    trained. Elements outside of the bounds get no gradient.
 
     ## Example
         norm = v.norm(dim=-1).clamp(max=1.0)   # wrong: the norms are around 50
         norm = v.norm(dim=-1).clamp(max=100.0) # right
 
     ## How to fix
-    Print the value before the clamp. Widen the bounds, scale the value into them, or use a smooth
-    function such as `tanh`, which lets a gradient through.
+    Widen the bounds of the clamp, or scale the value into them (print it before the clamp). Or use
+    a smooth function like `torch.tanh`, which lets a gradient through.
 
-    Changes: What computes the value is trained.
+    Changes: The layers that compute the value are trained.
 
     Leaves: Values within the bounds.
 
     ## When it is not a defect
-    The bound is what the value should come to rest at.
+    The value is intended to stay at the bound.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.clamp.html

@@ -12,8 +12,8 @@ class StaleCasts(Check[CastsView]):
     """A forward pass uses casts of weights that autocast made before the optimizer's step.
 
     ## What you see
-    The loss does not fall, or falls in jumps: within one region autocast casts each weight once,
-    and keeps the result although the optimizer has changed the weight.
+    The loss does not fall, or falls in jumps. Within one autocast region torch casts each weight
+    once and keeps the cast, although the optimizer has changed the weight in the meantime.
 
     ## Example
         with torch.autocast("cuda", torch.bfloat16):   # wrong: one region around several steps
@@ -28,14 +28,15 @@ class StaleCasts(Check[CastsView]):
             optimizer.step()
 
     ## How to fix
-    Leave the autocast region before the optimizer steps, or pass `cache_enabled=False`.
+    Close the `with torch.autocast(...)` block before `optimizer.step()`. Or pass
+    `cache_enabled=False` to `torch.autocast`.
 
     Changes: Each forward pass uses the weights of its step.
 
-    Leaves: The type of the arithmetic.
+    Leaves: The dtype of the arithmetic.
 
     ## When it is not a defect
-    The passes behind the step use other weights than those that it has changed.
+    The forward passes after the step use weights that the step did not change.
 
     If so, add `ignore = ["NUM018"]` to `distdiag.toml`.
 
@@ -52,7 +53,7 @@ class StaleCasts(Check[CastsView]):
         seen, ranks = view.any_event, view.ranks
         location = user_location(seen.step_site.frames)
         yield self.finding(
-            f"{seen.optimizer} steps inside an autocast region, and a pass behind it uses casts to "
+            f"{seen.optimizer} steps inside an autocast region, and a later pass uses casts to "
             f"{seen.dtype} from before the step",
             ranks=ranks,
             step=seen.step,

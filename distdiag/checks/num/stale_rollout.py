@@ -30,8 +30,9 @@ class StaleRollout(Check[LossView | LoggedView]):
     """Samples come from weights that are not brought up to date.
 
     ## What you see
-    The ratio of new to old probabilities is not 1 before the first update from fresh samples, and
-    is farther from it with each rollout: what samples has kept the weights of an earlier policy.
+    Training is unstable, because the samples come from an old policy. Before the first update from
+    fresh samples the ratio of new to old probabilities should be 1, but it moves away from 1 with
+    each rollout: the sampler has kept the weights of an earlier policy.
 
     ## Example
         engine.wake_up()                                  # wrong: it still has the old weights
@@ -41,16 +42,16 @@ class StaleRollout(Check[LossView | LoggedView]):
         samples = engine.generate(prompts)
 
     ## How to fix
-    Hand the weights of the policy to what samples after each update, on all paths, that after
-    sleeping among them; then compare the log-probabilities of one batch.
+    Copy the weights of the policy into the sampler after each update, on every path (also after the
+    sampler wakes up from sleep). Then compare the log-probabilities of one batch in both.
 
     Changes: Samples come from the policy that is trained.
 
-    Leaves: The loss and the optimizer as they are.
+    Leaves: The loss and the optimizer.
 
     ## When it is not a defect
-    The algorithm is meant for samples of older policies. Say so with `ignore = ["NUM034"]` in the
-    configuration.
+    The algorithm is intended for samples of older policies. Say so with `ignore = ["NUM034"]` in
+    the configuration.
 
     ## References
     - https://github.com/huggingface/trl/issues/5312

@@ -26,44 +26,46 @@ class _Cause(NamedTuple):
 _CAUSES: Final = {
     "one-sample-variance": _Cause(
         "the variance or standard deviation of one sample is taken, which is NaN",
-        "Give each rank at least two samples for it, gather over ranks before, or pass "
-        "`correction=0` (`unbiased=False`) where one sample is right.",
+        "Give each rank at least two samples, or gather the samples of all ranks before. Or, if "
+        "one sample is right, pass `correction=0` (`unbiased=False`).",
     ),
     "scheduler-before-optimizer": _Cause(
-        "the learning rate is advanced before the optimizer has stepped, so that the first value "
-        "of the schedule is never used",
+        "the scheduler steps before the optimizer, so that the first value of the schedule is "
+        "never used",
         "Call `optimizer.step()` first, then `lr_scheduler.step()`.",
     ),
     "checkpoint-without-gradient": _Cause(
-        "a part is checkpointed whose inputs need no gradient: in training its parameters get none",
-        "Pass `use_reentrant=False`, or call `enable_input_require_grads()` of the model.",
+        "the inputs of a checkpointed part need no gradient, so its parameters get no gradient in "
+        "training",
+        "Pass `use_reentrant=False` to `torch.utils.checkpoint.checkpoint`, or call "
+        "`model.enable_input_require_grads()`.",
         is_sure=False,  # an evaluation shows it, too, and needs no gradient
     ),
     "broadcast-target": _Cause(
-        "the target of a loss has another shape than the input, so that each row is compared with "
-        "each other one",
-        "Give both the same shape: `target.view_as(input)`.",
+        "the target of a loss and its input have different shapes, so that each row is compared "
+        "with all rows",
+        "Give both the same shape: `loss_function(input, target.view_as(input))`.",
     ),
     "gradient-of-no-leaf": _Cause(
-        "`.grad` of a tensor is read that never has one",
-        "Call `retain_grad()` on it before the backward pass, or read that of the parameter.",
+        "the program reads `.grad` of a tensor that never has a gradient",
+        "Call `tensor.retain_grad()` before the backward pass, or read `.grad` of the parameter.",
         is_sure=False,
     ),
     "mean-of-nothing": _Cause(
-        "a mean over no element is taken, which is NaN",
-        "Leave the metric out where there is nothing to average.",
+        "the mean of an empty tensor is taken, which is NaN",
+        "Skip the metric if there is nothing to average: `if values.numel():`.",
         is_sure=False,
     ),
     "operator-without-gradient": _Cause(
-        "a backward pass goes through an operator that has no gradient of its own, as collectives "
-        "in place have none: what other ranks made of the value gives no gradient here",
-        "Call the function of `torch.distributed.nn.functional`, or write an autograd function "
-        "whose backward pass does what is meant.",
+        "a backward pass goes through an operator without a gradient of its own (collectives in "
+        "place have none), so the gradient from other ranks is missing here",
+        "Call the function of the same name in `torch.distributed.nn.functional`, or write a "
+        "`torch.autograd.Function` with the backward pass that you need.",
         is_sure=False,  # a sum over tensor-parallel ranks passes the gradient on unchanged
     ),
     "dropped-imaginary-part": _Cause(
         "the imaginary part of a complex tensor is dropped",
-        "Use `torch.view_as_real`, or `.real` where that is meant.",
+        "Call `torch.view_as_real(x)`, or `x.real` if you need the real part only.",
         is_sure=False,
     ),
 }
@@ -74,8 +76,8 @@ class TellingWarning(Check[WarningView]):
     """A warning was shown whose cause is known.
 
     ## What you see
-    A line among thousands in the log of one rank: `var(): degrees of freedom is <= 0`. What follows
-    from it, such as NaN, is seen much later and elsewhere.
+    The cause of a later fault (for example NaN) is named by a warning that is one line among
+    thousands in the log of one rank.
 
     ## Example
         advantages = rewards / rewards.std()      # wrong: one reward on this rank
@@ -87,7 +89,7 @@ class TellingWarning(Check[WarningView]):
 
     Changes: The warning is gone, with its cause.
 
-    Leaves: All that does not depend on it.
+    Leaves: Everything that does not depend on the cause of the warning.
 
     ## When it is not a defect
     The program uses none of what the warning is about. Silence it by `warnings.filterwarnings`, or

@@ -17,8 +17,9 @@ class TypeMismatch(Check[UpdateView]):
     """The gradient or the optimizer state of one parameter has different types on the ranks.
 
     ## What you see
-    Copies of the parameter drift apart, since each rank rounds in its own way, or a later
-    collective over gradients or state fails or hangs because its messages differ in size.
+    Copies of the parameter drift apart because each rank rounds differently, or a later collective
+    over gradients or state fails or hangs because its messages differ in size. The ranks hold the
+    gradient or the optimizer state in different dtypes.
 
     ## Example
         if torch.cuda.get_device_capability()[0] >= 8:   # wrong: ranks on older devices go on
@@ -26,9 +27,11 @@ class TypeMismatch(Check[UpdateView]):
         dtype = agreed_dtype()                           # right: one decision for all ranks
 
     ## How to fix
-    Decide the type once, on one rank, and send the decision to the others.
+    Choose the dtype from the configuration, the same on all ranks (not from the hardware or the
+    data of the rank). Or let rank 0 choose it and broadcast the choice with
+    `dist.broadcast_object_list([dtype], src=0)`.
 
-    Changes: The ranks in the minority compute in the type of the others.
+    Changes: The ranks in the minority compute in the dtype of the others.
 
     Leaves: The ranks in the majority.
 

@@ -15,8 +15,9 @@ class UnevenSkip(Check[ScalerView]):
     """A gradient scaler skips a step on some ranks, and others take it.
 
     ## What you see
-    The ranks hold different weights and loss scales from this step on, or hang: those that step
-    call collectives that the others skip, and counters of steps differ.
+    From this step on the ranks hold different weights and loss scales, or the job hangs. A gradient
+    scaler skips the step on the ranks with an infinite gradient, and the other ranks step and make
+    calls that the skipping ranks do not make.
 
     ## Example
         scaler = GradScaler("cuda")            # wrong where gradients are sharded: each rank
@@ -26,15 +27,16 @@ class UnevenSkip(Check[ScalerView]):
         scaler.step(sharded_optimizer)
 
     ## How to fix
-    Let the ranks agree whether a gradient is infinite before they step: `ShardedGradScaler`, or an
-    all-reduce of `found_inf` with MAX that is waited for. Count iterations, not the steps taken.
+    Use `ShardedGradScaler` (from `torch.distributed.fsdp.sharded_grad_scaler`), which shares
+    `found_inf` over the ranks. Or all-reduce `found_inf` with `dist.ReduceOp.MAX` before the step.
+    Count iterations, not the steps taken.
 
-    Changes: All ranks skip a step that any of them has to skip.
+    Changes: All ranks skip a step that one of them must skip.
 
     Leaves: Steps whose gradients are finite on all ranks.
 
     ## When it is not a defect
-    The ranks train models of their own.
+    Each rank is intended to train its own model.
 
     If so, add `ignore = ["NUM020"]` to `distdiag.toml`.
 

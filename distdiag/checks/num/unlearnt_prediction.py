@@ -27,23 +27,24 @@ class UnlearntPrediction(Check[LossView]):
 
     ## What you see
     After hundreds of steps the predictions are still nearly uniform, and the loss is near the
-    logarithm of the number of classes, though some classes are far more frequent than others.
+    logarithm of the number of classes. A table of class frequencies would predict better, because
+    some classes are much more frequent than others.
 
     ## Example
         logits = self.head(hidden.detach())   # wrong: only the head is trained, and on noise
         logits = self.head(hidden)            # right
 
     ## How to fix
-    Train on one batch alone until its loss is zero. If that fails, look for a detached part, a
-    learning rate that is far too low, labels that do not belong to their inputs, or logits that are
-    multiplied by a tiny number.
+    Train on one single batch until its loss is near zero. If that fails, look for a detached part
+    (`.detach()`, `no_grad`), a learning rate that is much too low, labels that do not belong to
+    their inputs, or logits that are multiplied by a tiny number.
 
-    Changes: The model learns what the inputs tell.
+    Changes: The model learns from its inputs.
 
-    Leaves: The data and how they are read.
+    Leaves: The data and how the program reads them.
 
     ## When it is not a defect
-    The learning rate still rises, or the model is meant to be uncertain. `entropy_share` in
+    The learning rate still rises, or the model is intended to be uncertain. `entropy_share` in
     `[numerics]` sets which predictions are nearly uniform.
 
     ## References

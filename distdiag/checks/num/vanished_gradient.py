@@ -13,17 +13,17 @@ class VanishedGradient(Check[UpdateView]):
     """All gradients of an optimizer are zero on all ranks, or too small to change anything.
 
     ## What you see
-    The loss stands still, or follows weight decay alone: gradients arrive at the optimizer, and
-    they are zero. A loss that is multiplied by an empty mask gives such gradients, or advantages
-    that are all the same.
+    The loss stands still, or only follows weight decay. The optimizer gets gradients that are zero,
+    for example because the loss is multiplied by an empty mask or by advantages that are all zero.
 
     ## Example
         loss = (losses * mask).sum() / mask.sum().clamp(min=1)   # wrong where mask is all zero
         assert mask.any(), "no token of this batch is trained on"  # right: find out why
 
     ## How to fix
-    Look at what the loss is multiplied by: masks, advantages, coefficients, and whether labels are
-    all ignored.
+    Print the factors of the loss (masks, advantages, coefficients) and the labels at one step, and
+    correct the factor that is zero. Labels that are all equal to `ignore_index` have the same
+    effect.
 
     Changes: The weights begin to move.
 

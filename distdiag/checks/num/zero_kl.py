@@ -20,17 +20,17 @@ class ZeroKl(Check[LoggedView]):
     """A divergence is exactly zero although its policy is trained.
 
     ## What you see
-    The logged KL stays at 0.0 after updates, with a coefficient above zero: the policy is compared
-    with itself, or is not trained at all. Nothing holds it near the reference.
+    Nothing holds the policy near its reference: the logged KL stays at 0.0 after updates, with a
+    coefficient above zero. The policy is compared with itself, or is not trained at all.
 
     ## Example
         reference = policy                      # wrong: the same parameters
         reference = copy.deepcopy(policy).eval().requires_grad_(False)   # right
 
     ## How to fix
-    Compare one parameter of the policy with that of the reference after a few updates. If they are
-    the same object, copy the reference before training; if they are equal, find out why the policy
-    is not updated.
+    Copy the reference before training: `reference = copy.deepcopy(policy).requires_grad_(False)`.
+    If it is a copy already and still equal to the policy after some updates, find out why the
+    policy does not change.
 
     Changes: The penalty acts from now on.
 

@@ -25,8 +25,8 @@ class ZeroLossTerm(Check[LossView | LoggedView]):
     """A term of the loss gives no gradient at all, pass after pass.
 
     ## What you see
-    The loss falls, but what the term should teach is never learnt: its mask lets nothing through,
-    or all of its weights or advantages are zero, so that its gradient is exactly zero.
+    The loss falls, but the model never learns what this term should teach. The gradient of the term
+    is exactly zero: its mask lets nothing through, or all of its weights or advantages are zero.
 
     ## Example
         mask = labels == PAD                                     # wrong: nothing else is kept
@@ -35,15 +35,16 @@ class ZeroLossTerm(Check[LossView | LoggedView]):
         loss = ce + 0.1 * (aux * mask).sum() / mask.sum()
 
     ## How to fix
-    Print the mask or the weights of the term at one step, and find out why they are all zero.
+    Print the mask or the weights of the term at one step, and correct the code that makes them all
+    zero.
 
     Changes: The term trains the model from now on.
 
     Leaves: The other terms, and their weights.
 
     ## When it is not a defect
-    The term is to be switched on later by its mask. Multiply it by a number that is 0.0 until then,
-    or say so with `ignore = ["NUM030"]` in the configuration.
+    The mask of the term is intended to switch it on later. Multiply the term by a number that is
+    0.0 until then, or say so with `ignore = ["NUM030"]` in the configuration.
 
     ## References
     - https://github.com/modelscope/ms-swift/issues/5890
@@ -82,7 +83,7 @@ class ZeroLossTerm(Check[LossView | LoggedView]):
         share = f", and its mask or weights keep {term.mask_share:.0%}" * (term.mask_share >= 0)
         return self.finding(
             f"{what} ({describe(term)}) gave a gradient of exactly zero in all {len(passes)} "
-            f"passes that were looked at{share}",
+            f"sampled passes{share}",
             ranks=ranks,
             step=passes[-1].step,
             location=user_location(view.site.frames),

@@ -23,17 +23,17 @@ class ZeroPolicyGradient(Check[LossView | LoggedView]):
     """Rewards differ, but the policy gets no gradient.
 
     ## What you see
-    The logged spread of the rewards is above zero, the norm of the gradient is exactly 0.0, and the
-    policy never changes: the advantages are multiplied by zero, are all equal, or the loss is
-    detached from the policy.
+    The policy never changes: the norm of its gradient is exactly 0.0 although the rewards differ.
+    The advantages are all zero or all equal, or the loss is detached from the policy.
 
     ## Example
         advantages = (rewards - rewards).unsqueeze(1)          # wrong: its own mean of one sample
         advantages = (rewards - rewards.mean()).unsqueeze(1)   # right: the mean of the group
 
     ## How to fix
-    Print rewards, advantages and the mask of one batch on each rank, and find where they become
-    zero or equal. Look for `.detach()` and `no_grad` around the log-probabilities.
+    Print rewards, advantages and the mask of one batch on each rank, and correct the line where
+    they become zero or equal. Or remove `.detach()` and `torch.no_grad()` around the
+    log-probabilities of the policy.
 
     Changes: The policy is trained.
 
@@ -65,8 +65,8 @@ class ZeroPolicyGradient(Check[LossView | LoggedView]):
         rewards = "" if spread is None else f", while rewards differ by {spread:g}"
         passes = view.by_rank[zero[0]]
         yield self.finding(
-            f"the ratio of the policy got a gradient of exactly zero in all {len(passes)} passes "
-            f"that were looked at{rewards}",
+            f"the ratio of the policy got a gradient of exactly zero in all {len(passes)} "
+            f"sampled passes{rewards}",
             ranks=RankSet(zero),
             step=passes[-1].step,
             location=user_location(view.site.frames),

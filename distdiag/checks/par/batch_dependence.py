@@ -11,9 +11,9 @@ class BatchDependence(DisparityCheck):
     """A result depends on which samples are in one batch, so N ranks have another than one.
 
     ## What you see
-    Each rank computes what is right for its own batch: alone with the same samples it has the same
-    gradients, and the run averages them. With the samples of all ranks in one batch they are
-    others, since something is computed over the batch: statistics, pairs, a capacity, a load.
+    The gradients of N ranks differ from those of one rank, although each rank computes the right
+    result for its own batch. Something depends on the other samples in the batch (statistics,
+    pairs, a capacity, a load), and one large batch gives a different result than N small ones.
 
     ## Example
         # of the batch of this rank
@@ -22,15 +22,16 @@ class BatchDependence(DisparityCheck):
         scores = queries @ torch.cat(torch.distributed.nn.all_gather(keys)).T
 
     ## How to fix
-    If the result shall be that of the global batch, compute what is named over all ranks:
-    `SyncBatchNorm`, gathered pairs, a load or a capacity that is reduced first.
+    If you want the result of the global batch, compute what the finding names over all ranks:
+    `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)` for batch normalisation, gathered pairs
+    for a contrastive loss, an all-reduce for a load or a capacity.
 
-    Changes: The objective, and with it losses that were compared before.
+    Changes: The objective, and so losses that you compared before.
 
     Leaves: Other differences, which this one hides: compare again.
 
     ## When it is not a defect
-    The result is meant to be that of the batch of each rank, as with batch normalisation,
+    The result is intended to depend on the batch of each rank, as with batch normalisation,
     contrastive losses over local pairs, or load balancing per rank. Say so with `--accept PAR017`.
 
     ## References
@@ -51,7 +52,8 @@ class BatchDependence(DisparityCheck):
         }.get(event.subject, "the gradient")
         part = f"; {event.explanation}" if event.explanation else ""
         return (
-            f"{what} of {event.candidate} is not that of {event.reference}, because it depends on "
-            f"which samples are in one batch: each rank has the gradients that its own batch gives "
-            f"alone, all samples in one batch give others ({figures(first)}){part}{doubt(event)}"
+            f"{what} of {event.candidate} differs from that of {event.reference}, because it "
+            "depends on which samples share a batch: each rank is right for its own batch, but "
+            "all samples in one batch give a different result "
+            f"({figures(first)}){part}{doubt(event)}"
         )

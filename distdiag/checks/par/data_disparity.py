@@ -9,9 +9,9 @@ class DataDisparity(DisparityCheck):
     """Runs on different numbers of ranks are fed different samples.
 
     ## What you see
-    The losses of the two runs cannot be compared: every other difference may follow from the data.
-    The run on N ranks does not read the global batch of the run on one rank, or two data-parallel
-    ranks read the same samples.
+    The losses of the two runs cannot be compared, because every other difference may come from the
+    data. The run on N ranks does not read the global batch of the run on one rank, or two
+    data-parallel ranks read the same samples.
 
     ## Example
         # wrong: all ranks read the whole data set in the same order
@@ -21,9 +21,10 @@ class DataDisparity(DisparityCheck):
         loader = DataLoader(data, batch_size=8, sampler=sampler)
 
     ## How to fix
-    Shard the data set over the data-parallel ranks, with one seed for all of them.
+    Divide the data over the data-parallel ranks, with the same seed on all of them:
+    `DistributedSampler(dataset, num_replicas=dp_size, rank=dp_rank, seed=0)`.
 
-    Changes: Which samples an epoch holds, and so the loss curve.
+    Changes: The samples of an epoch, and so the loss curve.
 
     Leaves: Differences that come from the computation itself: compare again.
 

@@ -42,7 +42,7 @@ def evidence_of(event: Divergence) -> Iterator[Evidence]:
         due = {f"due weight of coordinate {n}": w for n, w in enumerate(event.due)}
         yield Evidence(
             ranks=event.culprits,
-            summary="the weights with which the data of each coordinate enters the gradient",
+            summary="the weight of the data of each coordinate in the gradient",
             values={**weights, **due},
         )
     for detail in event.details:
@@ -76,8 +76,9 @@ def doubt(event: Divergence) -> str:
     names = ", ".join(event.padded)
     values = " ".join(f"--pad {name.rpartition('/')[2]}=VALUE" for name in event.padded)
     return (
-        f"; this proves nothing, since batches of unequal lengths were joined and {names} filled "
-        f"up with zeros: name the values ({values}), or pad to one length in the collate function"
+        "; this proves nothing, because the comparison joined batches of unequal lengths and "
+        f"padded {names} with zeros: name the padding ({values}), or pad to one length in the "
+        "collate function"
     )
 
 

@@ -14,8 +14,8 @@ class GradientDisparity(DisparityCheck):
     """Gradients on N ranks are not those of the same samples on one rank.
 
     ## What you see
-    The loss looks right, but the optimizer follows another gradient than on one rank. The first
-    gradient that differs by more than rounding is named, with the factor or the weights that
+    The loss looks right, but the optimizer gets different gradients than on one rank. The finding
+    names the first gradient that differs by more than rounding, with the factor or the weights that
     explain it.
 
     ## Example
@@ -26,17 +26,16 @@ class GradientDisparity(DisparityCheck):
             dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
 
     ## How to fix
-    Correct the reduction of the named gradients: the group, the divisor, how often it is done, and
-    what is left out.
+    Correct the reduction of the named gradients: its process group, its divisor, how often it runs,
+    and what it leaves out.
 
     Changes: The size or direction of the gradient, and so the effective learning rate.
 
     Leaves: A learning rate that was tuned for the wrong gradient.
 
     ## When it is not a defect
-    The gradient is meant to depend on the number of ranks, as with a loss that is summed over them.
-
-    If so, say `--accept PAR011`.
+    The gradient is intended to depend on the number of ranks, as with a loss that is summed over
+    them.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html

@@ -98,8 +98,8 @@ class LocalBatchStatistics(Check[NormalisedFeeds]):
 
     ## How to fix
     Convert the model with `SyncBatchNorm.convert_sync_batchnorm(model)` before it is wrapped (it
-    needs GPUs). Or leave the batch-norm layers in `eval()`, or use a norm that does not look at the
-    batch, such as `nn.GroupNorm`.
+    needs GPUs). Or leave the batch-norm layers in `eval()`, or use a norm that does not use the
+    batch (`nn.GroupNorm`).
 
     Changes: By what each layer normalises; a little more communication.
 

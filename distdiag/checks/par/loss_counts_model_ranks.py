@@ -261,9 +261,9 @@ class LossCountsModelRanks(Check[LossView | CombinedLossView]):
     """A loss is multiplied by a number of ranks over which its gradients are not averaged.
 
     ## What you see
-    The gradient grows with the number of ranks that only share the work on one model, so that
-    clipping, weight decay and the learning rate mean something else in each layout. The weights of
-    all elements of a step add up to a whole number instead of 1.
+    The gradient grows with the number of ranks that share the work on one model, so clipping,
+    weight decay and the learning rate have a different effect in each layout. The loss is
+    multiplied by a number of ranks, but the gradients are not averaged over these ranks.
 
     ## Example
         # 8 ranks: 4 for data parallelism, 2 for tensor parallelism; DDP averages over 4
@@ -273,12 +273,13 @@ class LossCountsModelRanks(Check[LossView | CombinedLossView]):
         loss = loss_sum / num_tokens_of_all_ranks * mesh["dp"].size()
 
     ## How to fix
-    Multiply the loss by the size of the group over which gradients are averaged. Where each rank
-    has the mean over its own part of a sequence, average these gradients over all ranks.
+    Multiply the loss by the size of the group over which the gradients are averaged:
+    `loss * dist.get_world_size(dp_group)`. If each rank has the mean over its own part of a
+    sequence, average these gradients over all ranks.
 
     Changes: The size of the gradient, and so what clipping and the learning rate do.
 
-    Leaves: Learning rates that were tuned with the large gradient: they are too low then.
+    Leaves: Learning rates that were tuned with the large gradient: they will be too low.
 
     ## When it is not a defect
     The factor is a weight of the loss that has nothing to do with ranks.
@@ -316,8 +317,8 @@ class LossCountsModelRanks(Check[LossView | CombinedLossView]):
         is_sure = is_sure and _is_counted(excess, windows[-1])
         window = windows[-1]
         yield self.finding(
-            f"the loss behind step {window.step} {_what(excess, view)}: its elements weigh "
-            f"{excess.times} together, not 1",
+            f"the loss of step {window.step} {_what(excess, view)}: the weights of its elements "
+            f"add up to {excess.times}, not 1",
             ranks=view.ranks,
             step=window.step,
             location=location_of_pass(view),
@@ -352,5 +353,5 @@ def _what(excess: Excess, view: LossView) -> str:
         own = "is a mean over each rank's own part of a sequence"
         return f"{own} that {sharing} share, but the {combined}"
     if not excess.factor:
-        return f"is a mean of each rank's own, and the {combined}"
+        return f"is a mean over each rank's own elements, and the {combined}"
     return f"is multiplied by {excess.factor:g}, the number of {excess.of}, but the {combined}"

@@ -9,9 +9,9 @@ class LossDisparity(DisparityCheck):
     """The loss over the ranks is not the loss of the same samples on one rank.
 
     ## What you see
-    The modules return the same as on one rank, but neither the mean nor the sum of the ranks'
-    losses is the loss of one rank. The ranks optimise another objective: some samples or tokens
-    weigh more than others.
+    The ranks optimise a different objective than one rank: some samples or tokens weigh more than
+    others. The modules return the same values as on one rank, but neither the mean nor the sum of
+    the ranks' losses is the loss of one rank.
 
     ## Example
         # wrong: the mean over this rank's own valid tokens
@@ -22,17 +22,17 @@ class LossDisparity(DisparityCheck):
         loss = token_losses[mask].sum() / count * dist.get_world_size()
 
     ## How to fix
-    Divide the sum of the loss by the number of elements that all ranks and micro-steps have
-    together in this step.
+    Divide the sum of the loss by the number of elements of all ranks and micro-steps of this step:
+    `dist.all_reduce(count)`, then `loss.sum() / count` (times the number of ranks, if gradients are
+    averaged over them).
 
     Changes: The effective learning rate of samples on ranks with few elements.
 
-    Leaves: What is logged, if that is averaged elsewhere.
+    Leaves: The logged loss, if it is averaged at a different place.
 
     ## When it is not a defect
-    The loss of a batch is not meant to be a mean over its samples, as with contrastive losses.
-
-    If so, say `--accept PAR010`.
+    The loss of a batch is intended to be something other than a mean over its samples, as with
+    contrastive losses.
 
     ## References
     - https://github.com/PrimeIntellect-ai/prime-rl/issues/1961
@@ -46,6 +46,6 @@ class LossDisparity(DisparityCheck):
     def message(self, event: Divergence) -> str:
         """Say by how much the losses differ, and with which weights the ranks enter."""
         return (
-            f"at step {event.step} the loss of {event.candidate} is not that of {event.reference}: "
-            f"{figures(event.differences[0])}{because(event)}"
+            f"at step {event.step} the loss of {event.candidate} differs from that of "
+            f"{event.reference}: {figures(event.differences[0])}{because(event)}"
         )

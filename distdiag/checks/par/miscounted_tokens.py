@@ -20,8 +20,8 @@ class MiscountedTokens(Check[LossView]):
     """A loss is divided by one token more for each sequence than it sums.
 
     ## What you see
-    Loss and gradient are too small, the more so the shorter the sequences are. The loss of a causal
-    model does not score the first label of a sequence, but the divisor counts it.
+    Loss and gradient are too small, most of all for short sequences. The loss of a causal model
+    does not score the first label of a sequence, but the divisor counts this label.
 
     ## Example
         # wrong: counts the first label of each sequence
@@ -31,11 +31,11 @@ class MiscountedTokens(Check[LossView]):
         loss = cross_entropy(logits[:, :-1], labels[:, 1:], reduction="sum") / num_tokens
 
     ## How to fix
-    Count the labels after they have been shifted, as the loss does.
+    Count the labels after the shift, as the loss does: `(labels[:, 1:] != -100).sum()`.
 
     Changes: The loss and the gradient grow a little, more so for short sequences.
 
-    Leaves: The share that each token has in the whole.
+    Leaves: The share of each token in the whole.
 
     ## When it is not a defect
     The divisor is a constant that has nothing to do with the number of tokens.
@@ -65,8 +65,8 @@ class MiscountedTokens(Check[LossView]):
         # What a framework counts is hardly the user's to change, and it matters little.
         is_sure = is_sure and is_in_own_loop(view)
         yield self.finding(
-            f"the loss behind step {window.step} is divided by {divisor} tokens, but sums "
-            f"{counted}: one more is counted for each of the {divisor - counted} sequences",
+            f"the loss of step {window.step} is divided by {divisor} tokens, but sums {counted}: "
+            f"the divisor counts one token too many for each of the {divisor - counted} sequences",
             ranks=view.ranks,
             step=window.step,
             location=location_of_pass(view),

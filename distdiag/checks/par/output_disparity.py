@@ -9,9 +9,9 @@ class OutputDisparity(DisparityCheck):
     """A module returns something else on N ranks than on one, for the same samples.
 
     ## What you see
-    The forward pass computes another function when it is distributed; loss and gradients follow.
-    The first module whose output differs by more than rounding is named; what it was given was the
-    same.
+    The forward pass computes a different function on N ranks than on one, and loss and gradients
+    are wrong as a consequence. The finding names the first module whose output differs by more than
+    rounding; the input of this module was the same.
 
     ## Example
         # wrong: each rank places its part of the sequence at the beginning
@@ -21,18 +21,16 @@ class OutputDisparity(DisparityCheck):
         positions = torch.arange(begin, begin + part.shape[1])
 
     ## How to fix
-    Make the module independent of the rank and of the local batch, or synchronise what its ranks
-    share.
+    Make the named module independent of the rank and of the local batch. Or synchronise the values
+    that its ranks share.
 
     Changes: The outputs of the module on the ranks where they differ.
 
     Leaves: Differences in later modules that have a cause of their own.
 
     ## When it is not a defect
-    The module is meant to depend on the batch of its rank, as batch normalisation does, or draws
+    The module is intended to depend on the batch of its rank, as batch normalisation does, or draws
     random numbers.
-
-    If so, say `--accept PAR009`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html

@@ -43,7 +43,7 @@ class OverfastSchedule(Check[ScheduleView]):
     Leaves: The number of steps and what the optimizer holds.
 
     ## When it is not a defect
-    The learning rate, printed at each step, is meant to end so early.
+    The learning rate, printed at each step, is intended to end so early.
 
     If so, add `ignore = ["PAR004"]` to `distdiag.toml`.
 

@@ -11,9 +11,9 @@ class ReorderedParts(DisparityCheck):
     """A function puts the parts of a sequence together in another order than they were.
 
     ## What you see
-    A function returns for each sample the same values on N ranks as on one, in another order. What
-    is combined with them afterwards (labels, masks, advantages) belongs to other positions, so the
-    loss may look right and the gradients are wrong.
+    The gradients are wrong, although the loss may look right. The function returns for each sample
+    the same values on N ranks as on one, but in a different order, so labels, masks or advantages
+    that are combined with them belong to other positions.
 
     ## Example
         # wrong: undoes a zigzag order that contiguous parts never had
@@ -22,9 +22,10 @@ class ReorderedParts(DisparityCheck):
         whole = gather(part)
 
     ## How to fix
-    Put the parts together in the order in which the sequence was split over the ranks.
+    Concatenate the parts in the order in which the sequence was split over the ranks. If the split
+    was zigzag or interleaved, undo that order after the gather.
 
-    Changes: The gradients of all that is computed from the sequence.
+    Changes: The gradients of everything that is computed from the sequence.
 
     Leaves: Other functions that rely on the same order.
 
@@ -47,6 +48,6 @@ class ReorderedParts(DisparityCheck):
             f"; the {event.subject.value} differs from here on ({figures(event.differences[1])})"
         )
         return (
-            f"at step {event.step} {function} returns the values of {event.reference} in another "
-            f"order in {event.candidate}{follows if rest else ''}{doubt(event)}"
+            f"at step {event.step} {function} returns the values of {event.reference} in a "
+            f"different order in {event.candidate}{follows if rest else ''}{doubt(event)}"
         )

@@ -18,13 +18,13 @@ from distdiag.events.losses import Factor, LossPass
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.losses import CombinedLossView, LossView, LossWindow
 
-_TWICE: Final = "is divided by the {passes} micro-steps of a step twice"
+_TWICE: Final = "is divided twice by the {passes} micro-steps of a step"
 _AGAIN: Final = (
-    "is divided by the number of elements of the whole step, and by its {passes} micro-steps again"
+    "is divided by the number of elements of the whole step, and again by its {passes} micro-steps"
 )
 _RANKS: Final = (
-    "is divided by the number of elements of all {ranks} ranks, and the gradients are averaged "
-    "over them again"
+    "is divided by the number of elements of all {ranks} ranks, but the gradients are also "
+    "averaged over these ranks"
 )
 
 
@@ -32,9 +32,9 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
     """A loss is divided twice by the number of micro-steps, or again after a global count.
 
     ## What you see
-    The gradient is too small by the number of micro-steps or ranks, so that clipping, weight decay
-    and the learning rate mean something else with each size of the job. The weights of all elements
-    of a step add up to less than 1.
+    The gradient is too small by the number of micro-steps or ranks, so clipping, weight decay and
+    the learning rate have a different effect for each size of the job. The loss is divided twice:
+    the weights of all elements of a step add up to less than 1.
 
     ## Example
         accelerator = Accelerator(gradient_accumulation_steps=4)
@@ -44,15 +44,15 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
         accelerator.backward(loss)
 
     ## How to fix
-    Remove one of the two divisions, or multiply by the number of ranks over which gradients are
-    averaged.
+    Remove one of the two divisions. Or multiply the loss by the number of ranks over which the
+    gradients are averaged.
 
     Changes: The size of the gradient, and so what clipping and the learning rate do.
 
-    Leaves: Learning rates that were tuned with the small gradient: they are too high then.
+    Leaves: Learning rates that were tuned with the small gradient: they will be too high.
 
     ## When it is not a defect
-    The weights of all elements of a step are meant to add up to less than one.
+    The weights of all elements of a step are intended to add up to less than one.
 
     If so, add `ignore = ["PAR002"]` to `distdiag.toml`.
 
@@ -79,8 +79,8 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
         number = len(view.ranks) if division is _RANKS else window.num_passes
         what = division.format(passes=number, ranks=number)
         yield self.finding(
-            f"the loss behind step {window.step} {what}: its elements weigh "
-            f"{total_weight(window):.4g} together, not 1",
+            f"the loss of step {window.step} {what}: the weights of its elements add up to "
+            f"{total_weight(window):.4g}, not 1",
             ranks=view.ranks,
             step=window.step,
             location=location_of_pass(view),

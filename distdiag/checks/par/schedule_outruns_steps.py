@@ -12,9 +12,9 @@ class ScheduleOutrunsSteps(Check[ScheduleView]):
     """A learning-rate schedule is advanced several times for each step that it counts.
 
     ## What you see
-    A schedule that was made for the optimizer's steps is over long before them, and the rest of the
-    training runs at its last rate, or at one that rises again. It is advanced for each micro-batch,
-    or a scheduler that goes by a metric is given each value more than once.
+    The schedule ends long before the training, and the rest runs at its last learning rate, or at a
+    rate that rises again. The scheduler steps several times for each optimizer step: once for each
+    micro-batch, or a scheduler that follows a metric gets each value more than once.
 
     ## Example
         for number, batch in enumerate(loader):
@@ -25,14 +25,15 @@ class ScheduleOutrunsSteps(Check[ScheduleView]):
         # right: behind `optimizer.step()`, under the same condition
 
     ## How to fix
-    Advance the scheduler where the optimizer steps, or make it for the number of micro-batches.
+    Call `scheduler.step()` only where the optimizer steps, right after `optimizer.step()`. Or
+    create the schedule for the number of micro-batches.
 
     Changes: The learning rate of every step but the first.
 
     Leaves: The number of steps and what the optimizer holds.
 
     ## When it is not a defect
-    The learning rate, printed at each step, is meant to be over so early.
+    The learning rate, printed at each step, is intended to end so early.
 
     If so, add `ignore = ["PAR014"]` to `distdiag.toml`.
 

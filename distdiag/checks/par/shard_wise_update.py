@@ -11,9 +11,9 @@ class ShardWiseUpdate(DisparityCheck):
     """An optimizer computes with a rank's part of a parameter as if it were the whole.
 
     ## What you see
-    Gradients agree with those of one rank, and so do the updates of parameters that are whole on
-    each rank. Those that are spread are updated otherwise: a norm, an orthogonalisation or a
-    factorisation of a part is not the part of that of the whole.
+    Parameters that are sharded get a different update than on one rank, although all gradients
+    agree. The optimizer computes a norm, an orthogonalisation or a factorisation of each rank's
+    part, which is not the part of the result for the whole parameter.
 
     ## Example
         # wrong: orthogonalises the rows of this rank
@@ -23,16 +23,16 @@ class ShardWiseUpdate(DisparityCheck):
         update = distribute_tensor(whole, gradient.device_mesh, gradient.placements)
 
     ## How to fix
-    Compute the update of the whole matrix (`full_tensor()`, or reduce the norm over the ranks that
-    hold its parts), and take this rank's part of the result.
+    Compute the update from the whole matrix (`p.grad.full_tensor()`) and keep this rank's part of
+    the result. Or, for a norm, all-reduce the squared norm over the ranks that hold the parts.
 
     Changes: The updates of the named parameters, and the memory and traffic of a step.
 
     Leaves: Optimizer states of older checkpoints.
 
     ## When it is not a defect
-    The optimizer is meant to work on blocks, and the blocks are the parts of the ranks. Say so with
-    `--accept PAR018`.
+    The optimizer is intended to work on blocks, and the blocks are the parts of the ranks. Say so
+    with `--accept PAR018`.
 
     ## References
     - https://github.com/deepspeedai/DeepSpeed/pull/8437
@@ -47,7 +47,7 @@ class ShardWiseUpdate(DisparityCheck):
         """Name the optimizer and what it updates otherwise."""
         return (
             f"at step {event.step} {event.explanation} updates {listed(event)} of "
-            f"{event.candidate} otherwise than of {event.reference}, though all gradients agree: "
+            f"{event.candidate} differently from {event.reference}, although all gradients agree: "
             "each rank computes with its own part of the parameter; the change of "
             f"{figures(event.differences[0])}{doubt(event)}"
         )

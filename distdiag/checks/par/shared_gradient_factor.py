@@ -11,9 +11,9 @@ class SharedGradientFactor(DisparityCheck):
     """Gradients of what the ranks of one axis share are off by the number of these ranks.
 
     ## What you see
-    A parameter that all ranks of a tensor-, context- or expert-parallel group hold wholly gets a
-    gradient that is divided, or multiplied, by their number. All other gradients agree, so the loss
-    looks right and these parameters learn at another rate.
+    These parameters learn at a wrong rate, although the loss looks right and all other gradients
+    agree. All ranks of a tensor-, context- or expert-parallel group hold the parameter as a whole,
+    and its gradient is divided, or multiplied, by the number of these ranks.
 
     ## Example
         # wrong: the sum over ranks makes the value right, the gradient stays 1/size
@@ -22,15 +22,16 @@ class SharedGradientFactor(DisparityCheck):
         part = F.linear(x, weight, bias + (bias / size - bias).detach())
 
     ## How to fix
-    Add a shared bias once, after the parts have been summed, or divide its value only. If the
-    gradients are too large, do not sum them over ranks that have the whole gradient each.
+    If the gradient is too small: add a shared bias once, after the sum over the parts, not divided
+    by the number of ranks on each rank. If it is too large: do not sum gradients over ranks that
+    each have the whole gradient.
 
     Changes: How fast the named parameters learn.
 
-    Leaves: What they have learnt so far.
+    Leaves: What the parameters have learnt so far.
 
     ## When it is not a defect
-    The learning rates of these parameters make up for the factor. Say so with `--accept PAR020`.
+    The learning rates of these parameters compensate for the factor. Say so with `--accept PAR020`.
 
     ## References
     - https://github.com/pytorch/torchtitan/pull/4332

@@ -13,8 +13,8 @@ class StartDisparity(DisparityCheck):
     """Runs on different numbers of ranks begin with different weights.
 
     ## What you see
-    The two runs are different experiments: every later difference follows from the first weights.
-    Usually each rank draws its own part of a sharded parameter.
+    The two runs start with different weights, so every later difference may come from that. Usually
+    each rank draws its own part of a sharded parameter.
 
     ## Example
         # wrong: the parts come from different seeds
@@ -26,12 +26,12 @@ class StartDisparity(DisparityCheck):
         torch.manual_seed(rank)
 
     ## How to fix
-    Build the model with one seed on all ranks or load one checkpoint, and set seeds that depend on
-    the rank after that.
+    Build the model with the same seed on all ranks (`torch.manual_seed(seed)`), or load the same
+    checkpoint. Set seeds that depend on the rank after that (`torch.manual_seed(seed + rank)`).
 
     Changes: The weights that training begins with.
 
-    Leaves: Randomness that comes later, such as dropout.
+    Leaves: Random numbers that are drawn later, for example for dropout.
 
     ## When it is not a defect
     The parameters of both runs are equal, bit by bit, before the first step.
@@ -51,6 +51,6 @@ class StartDisparity(DisparityCheck):
     def message(self, event: Divergence) -> str:
         """Name the parameters that begin with other values."""
         return (
-            f"{event.candidate} begins with other weights than {event.reference}: "
+            f"{event.candidate} begins with different weights than {event.reference}: "
             f"{how_many(event)} of {event.num_compared} parameters; {figures(event.differences[0])}"
         )

@@ -23,9 +23,9 @@ class UnequalTokenWeights(Check[LossView]):
     """Tokens weigh unequally between ranks or micro-steps, since each divides by its own count.
 
     ## What you see
-    A token on a rank with few targets moves the weights several times as much as one on a rank with
-    many: a mean of means is not the mean over all tokens. The result depends on how the data is
-    spread over ranks and micro-steps.
+    A token on a rank with few targets changes the weights several times as much as a token on a
+    rank with many targets, so the result depends on how the data is spread. Each rank or micro-step
+    divides by its own count, and a mean of means is not the mean over all tokens.
 
     ## Example
         # wrong: each rank divides by its own count, then DDP averages
@@ -36,15 +36,16 @@ class UnequalTokenWeights(Check[LossView]):
         loss = (token_loss * mask).sum() / count * dist.get_world_size()
 
     ## How to fix
-    Divide the sum over tokens by the count of valid tokens of all ranks and micro-steps, and
-    multiply by the number of ranks if gradients are averaged over them.
+    Divide the sum over tokens by the number of valid tokens of all ranks and micro-steps:
+    `dist.all_reduce(num_tokens)`, then `loss_sum / num_tokens`. Multiply by the number of ranks if
+    the gradients are averaged over them.
 
     Changes: The gradient, and with it the loss curve and the best learning rate.
 
-    Leaves: Weights that differ on purpose, such as a mean over each sequence.
+    Leaves: Weights that differ on purpose, for example a mean over each sequence.
 
     ## When it is not a defect
-    The mean over each rank's own tokens is the objective that is meant.
+    The mean over each rank's own tokens is the intended objective.
 
     If so, add `ignore = ["PAR001"]` to `distdiag.toml`.
 
@@ -74,9 +75,9 @@ class UnequalTokenWeights(Check[LossView]):
         is_sure = is_sure and not any(p.kind == "pixels" for w in windows for _, p in w.passes())
         worst = max(range(len(ratios)), key=ratios.__getitem__)
         yield self.finding(
-            f"of the tokens behind step {windows[worst].step}, some weigh {ratios[worst]:.1f} "
-            "times as much as others: ranks or micro-steps divide by their own counts, and "
-            "these means are averaged",
+            f"in step {windows[worst].step} some tokens weigh {ratios[worst]:.1f} times as much as "
+            "others: each rank or micro-step divides by its own count of tokens, and these means "
+            "are averaged",
             ranks=view.ranks,
             step=windows[worst].step,
             location=location_of_pass(view),

@@ -18,8 +18,9 @@ class UnsharedMetric(Check[MetricView]):
     """Ranks that train one model give its scheduler different values of a metric.
 
     ## What you see
-    Each rank lowers its learning rate when its own value stops to improve. Sooner or later the
-    rates differ, and with them the copies or shards of the model.
+    Sooner or later the learning rates of the ranks differ, and with them the copies or shards of
+    the model. Each rank gives its scheduler its own value of the metric, and lowers its rate when
+    that value no longer improves.
 
     ## Example
         scheduler.step(val_loss)                          # wrong: each rank's own
@@ -27,14 +28,15 @@ class UnsharedMetric(Check[MetricView]):
         scheduler.step(val_loss)
 
     ## How to fix
-    Reduce the metric over all ranks that train the model before the scheduler is given it.
+    Reduce the metric over all ranks that train the model before the scheduler gets it:
+    `dist.all_reduce(value, op=dist.ReduceOp.AVG)`, then `scheduler.step(value.item())`.
 
     Changes: When the learning rate falls.
 
-    Leaves: Learning rates that differ already: load the scheduler's state on all ranks.
+    Leaves: Learning rates that differ already: load the same scheduler state on all ranks.
 
     ## When it is not a defect
-    The learning rates are brought together before each step in another way.
+    The program makes the learning rates equal before each step in another way.
 
     If so, add `ignore = ["PAR015"]` to `distdiag.toml`.
 
@@ -56,7 +58,7 @@ class UnsharedMetric(Check[MetricView]):
         first = view.by_rank[min(values)]
         shown = ", ".join(f"{value:.6g} on rank {rank}" for rank, value in values.items())
         yield self.finding(
-            f"{first.name} is given another value on each rank that trains the model: {shown}",
+            f"{first.name} gets a different value on each rank that trains the model: {shown}",
             ranks=RankSet(values),
             step=first.step,
             location=user_location(first.site.frames),

@@ -14,8 +14,8 @@ class UpdateDisparity(DisparityCheck):
     """An optimizer changes parameters otherwise on N ranks than on one.
 
     ## What you see
-    The gradients of both runs agree, but the step makes something else of them, and the runs
-    diverge from here on.
+    The two runs diverge from this step on. Their gradients agree, but the optimizer step changes
+    the parameters differently.
 
     ## Example
         # wrong: the rate depends on the number of ranks
@@ -24,15 +24,16 @@ class UpdateDisparity(DisparityCheck):
         optimizer = AdamW(model.parameters(), lr=1e-4)
 
     ## How to fix
-    Use the same learning rate, clipping norm and optimizer state whatever the number of ranks.
+    Use the same learning rate, clipping norm and optimizer state for every number of ranks.
 
     Changes: The size of the steps.
 
     Leaves: A schedule whose length depends on the number of ranks.
 
     ## When it is not a defect
-    The learning rate is meant to depend on the number of ranks, or its schedule to advance once for
-    each of them. Other learning rates are a warning therefore; say so with `--accept PAR012`.
+    The learning rate is intended to depend on the number of ranks, or its schedule to advance once
+    for each rank. Therefore different learning rates are only a warning; say so with
+    `--accept PAR012`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
@@ -52,12 +53,12 @@ class UpdateDisparity(DisparityCheck):
         first = event.differences[0]
         message = (
             f"at step {event.step} {how_many(event)} of {event.num_compared} parameters of "
-            f"{event.candidate} are changed otherwise than in {event.reference}: the change of "
+            f"{event.candidate} change differently than in {event.reference}: the change of "
             f"{figures(first)}{because(event)}"
         )
         if "/" not in first.name:  # no parameter, and rounding hides what it does to them
             message = (
-                f"at step {event.step} of {event.candidate} the {figures(first)}, with respect to "
+                f"at step {event.step} of {event.candidate} the {figures(first)}, compared with "
                 f"{event.reference}{because(event)}"
             )
         return message

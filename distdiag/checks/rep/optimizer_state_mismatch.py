@@ -17,9 +17,9 @@ class OptimizerStateMismatch(Check[OptimizerView]):
     """Learning rates or step counters of one optimizer differ between ranks.
 
     ## What you see
-    Equal gradients make different updates: copies of the model diverge, or shards of one model move
-    at different speeds. Each rank computes its update from its own rate and counters, and nothing
-    compares them.
+    Copies of the model diverge, or shards of one model train at different speeds. Each rank
+    computes its update from its own learning rate and step counters, and nothing compares them
+    between ranks.
 
     ## Example
         # wrong: each rank follows its own validation loss
@@ -29,11 +29,13 @@ class OptimizerStateMismatch(Check[OptimizerView]):
         scheduler.step(val_loss)
 
     ## How to fix
-    Give the scheduler a value that all ranks share, and load the optimizer state on all ranks.
+    Let all ranks use the same values: load the optimizer state on all ranks
+    (`optimizer.load_state_dict(state)`), and step the scheduler with a value that all ranks share
+    (`dist.all_reduce(loss)` before `scheduler.step(loss)`).
 
     Changes: The size of the update on the ranks that were wrong.
 
-    Leaves: Parameters that have diverged already: broadcast them once.
+    Leaves: Parameters that have already diverged: broadcast them once.
 
     ## When it is not a defect
     The rates and counters of the optimizer, printed on each rank, are the same.

@@ -21,8 +21,8 @@ class ReplicaDrift(Check[StepReplicas]):
     """Copies of a parameter were the same on all ranks and are not any more.
 
     ## What you see
-    Each rank goes on with a model of its own, further from the others with every step. The loss
-    looks plausible, and the checkpoint holds one of these models.
+    Each rank trains its own model, which differs more from the others with every step. The loss
+    looks plausible, and the checkpoint holds the model of one rank.
 
     ## Example
         loss.backward()
@@ -34,15 +34,17 @@ class ReplicaDrift(Check[StepReplicas]):
         optimizer.step()
 
     ## How to fix
-    Reduce the gradient over all ranks that hold the parameter, before every step, and take the step
-    on all of them with the same learning rate.
+    Reduce the gradient over all ranks that hold the parameter, before every step
+    (`dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)`, or DDP). Then step on all of these ranks with
+    the same learning rate.
 
     Changes: The update on each rank: the mean or sum over ranks instead of its own.
 
-    Leaves: The difference that is there already: broadcast the parameter once.
+    Leaves: The difference between the ranks that exists already: broadcast the parameter once.
 
     ## When it is not a defect
-    The ranks are meant to train this parameter for themselves, or average it now and then.
+    Each rank is intended to train this parameter for itself, or the ranks average it from time to
+    time.
 
     If so, add `ignore = ["REP003"]` to `distdiag.toml`.
 
@@ -64,8 +66,8 @@ class ReplicaDrift(Check[StepReplicas]):
         culprits, has_culprit = odd_ranks(tensors)
         names = names_of(tensors)
         yield self.finding(
-            f"{first_and_more(names)} of {view.model}: the same on {view.ranks.phrase()} until "
-            f"step {view.alike_at}, and different before step {view.step}",
+            f"{first_and_more(names)} of {view.model}: equal on {view.ranks.phrase()} until "
+            f"step {view.alike_at}, different before step {view.step}",
             ranks=culprits,
             step=view.step,
             location=location_on(view, culprits),

@@ -21,9 +21,9 @@ class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
     """Ranks hold different values of a tensor that should be the same.
 
     ## What you see
-    Gradients are averaged over copies that are not copies, from the first step on. The loss looks
-    plausible, and the checkpoint holds one of these models. Equal gradients keep the difference
-    that was there at the start.
+    The ranks train different models from the first step on, although the loss looks plausible, and
+    the checkpoint holds the model of one rank. Gradients are averaged, but equal updates keep the
+    difference that was there at the start.
 
     ## Example
         # wrong: each rank draws its own weights, and nobody broadcasts them
@@ -35,15 +35,17 @@ class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
             dist.broadcast(tensor, src=0)
 
     ## How to fix
-    Broadcast parameters and buffers from the rank that has the right ones before the first step, or
-    build and load the model alike on all ranks.
+    Before the first step, broadcast parameters and buffers from the rank that has the right values:
+    `dist.broadcast(tensor, src=0)`. Or build and load the model in the same way, with the same
+    seed, on all ranks.
 
     Changes: The values on the other ranks, and so the course of the training.
 
-    Leaves: Optimizer state and anything that was computed from the wrong values before.
+    Leaves: Optimizer state and everything else that was computed from the wrong values.
 
     ## When it is not a defect
-    Each rank is meant to have its own values of this tensor, as an ensemble or an expert has.
+    Each rank is intended to have its own values of this tensor, for example one member of an
+    ensemble or its own expert.
 
     If so, add `ignore = ["REP001"]` to `distdiag.toml`.
 
@@ -70,7 +72,7 @@ class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
         names = names_of(tensors)
         yield self.finding(
             f"{first_and_more(names)} of {view.model}: {view.ranks.phrase()} should hold the same "
-            f"and do not, from the start ({groups})",
+            f"values but differ from the start ({groups})",
             ranks=culprits,
             step=view.step,
             location=location_on(view, culprits),

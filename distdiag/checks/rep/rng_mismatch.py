@@ -15,9 +15,9 @@ class RngMismatch(Check[RandomView | MaskView]):
     """Ranks draw different random numbers where they should draw the same.
 
     ## What you see
-    What is drawn for copies of one tensor differs between ranks: dropout masks on replicated
-    activations, weights that are initialised on each rank. DTensor expects all ranks of a mesh to
-    have the same generator state, and does not compare.
+    Values that should be equal on these ranks differ: dropout masks on an activation that the ranks
+    share, or weights that each rank initialises. DTensor expects the same generator state on all
+    ranks of a mesh, and does not compare it.
 
     ## Example
         # wrong: tensor-parallel ranks get different seeds
@@ -26,15 +26,16 @@ class RngMismatch(Check[RandomView | MaskView]):
         torch.manual_seed(seed + mesh["dp"].get_local_rank())
 
     ## How to fix
-    Seed by the rank in the data-parallel group alone, so that all ranks of one model replica have
-    the same generator state.
+    Call `torch.manual_seed(seed + dp_rank)` with the rank in the data-parallel group only, so that
+    all ranks of one copy of the model have the same generator state.
 
-    Changes: The random numbers, and so the run as a whole.
+    Changes: The random numbers, and so the whole run.
 
-    Leaves: What was drawn before: initialise it again, or broadcast it.
+    Leaves: Values that were drawn before: initialise them again, or broadcast them.
 
     ## When it is not a defect
-    The ranks draw for parts of a tensor, and each is meant to draw its own numbers.
+    The ranks draw for different parts of a tensor, and each rank is intended to draw its own
+    numbers.
 
     If so, add `ignore = ["REP005"]` to `distdiag.toml`.
 
@@ -59,8 +60,8 @@ class RngMismatch(Check[RandomView | MaskView]):
         states = {r: e for r, e in view.by_rank.items() if isinstance(e, RandomState)}
         for name in _differing(states):
             yield self._finding(
-                f"the {name} generators of {RankSet(states).phrase()} differ, which share "
-                "activations, and their model has dropout",
+                f"{RankSet(states).phrase()} share activations of a model with dropout, but their "
+                f"{name} generators are in different states",
                 states,
                 {rank: _digest(state, name) for rank, state in states.items()},
                 Grade.NOTE,
@@ -73,7 +74,7 @@ class RngMismatch(Check[RandomView | MaskView]):
         states = ((rank, each.state) for rank, each in draws.items())
         return self.finding(
             f"torch.{draw.api} of {list(draw.sizes)} {where} draws different random numbers on "
-            f"{view.ranks.phrase()}, which hold the same activation there",
+            f"{view.ranks.phrase()}, although these ranks hold the same activation there",
             ranks=view.ranks,
             step=fed.step,
             location=user_location(draw.site.frames),

@@ -26,9 +26,9 @@ class UninitialisedReplica(Check[ContentView | StartReplicas]):
     """A tensor was never written, on some ranks or on all.
 
     ## What you see
-    Training runs on what the allocator left in memory: huge numbers, zeros, or NaN by chance. It
-    happens where one rank loads and others only reserve memory, and a part of the model (buffers,
-    frozen modules) is not sent to them.
+    The model trains on whatever the memory held: huge numbers, zeros or NaN. These ranks only
+    reserved memory for the tensor, and nothing loaded or sent its values to them (often buffers or
+    frozen modules).
 
     ## Example
         if rank != 0:
@@ -41,15 +41,15 @@ class UninitialisedReplica(Check[ContentView | StartReplicas]):
             dist.broadcast(tensor, src=0)
 
     ## How to fix
-    Load or broadcast every tensor on these ranks before it is used: parameters, all buffers, and
-    modules that are not trained.
+    Load or broadcast every tensor on these ranks before it is used: `dist.broadcast(tensor, src=0)`
+    for all of `model.parameters()` and `model.buffers()`, modules that are not trained included.
 
     Changes: The values on these ranks, and with them the results.
 
-    Leaves: Tensors that differ without looking unwritten: REP001 names those.
+    Leaves: Tensors that differ but do not look unwritten: REP001 names those.
 
     ## When it is not a defect
-    The values that these ranks hold are those of the checkpoint or the initialiser.
+    The values on these ranks are those of the checkpoint or of the initialiser.
 
     If so, add `ignore = ["REP002"]` to `distdiag.toml`.
 
@@ -121,5 +121,5 @@ def _summary(plan: TensorPlan, content: Content) -> str:
 
 def _message(names: tuple[str, ...], model: str, ranks: RankSet) -> str:
     return (
-        f"{first_and_more(names)} of {model}: never written on {ranks.phrase()}, as its values show"
+        f"{first_and_more(names)} of {model}: never written on {ranks.phrase()}, as the values show"
     )

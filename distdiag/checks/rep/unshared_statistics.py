@@ -22,9 +22,9 @@ class UnsharedStatistics(Check[EvaluationReplicas]):
     """Ranks evaluate one model by different running statistics.
 
     ## What you see
-    Each rank evaluates another model: the metric is that of several, and the checkpoint holds one
-    of them. Layers such as batch normalisation keep a mean and a variance of the samples that their
-    own rank has seen, and no gradient brings these together.
+    Each rank evaluates a different model, so the metric mixes several models, and the checkpoint
+    holds one of them. Layers like batch normalisation keep a mean and a variance of the samples of
+    their own rank only, and the reduction of gradients does not touch them.
 
     ## Example
         # wrong: nobody sends the statistics round
@@ -33,15 +33,18 @@ class UnsharedStatistics(Check[EvaluationReplicas]):
         model = DistributedDataParallel(net)
 
     ## How to fix
-    Leave `broadcast_buffers` (later `forward_sync_buffers`) on, use `torch.nn.SyncBatchNorm`, or
-    average `running_mean` and `running_var` over the ranks before each evaluation and checkpoint.
+    Leave `broadcast_buffers=True` of DDP (`forward_sync_buffers=True` in newer versions). Or
+    convert the model with `torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`, which needs GPUs,
+    or average `running_mean` and `running_var` over the ranks before each evaluation and
+    checkpoint.
 
     Changes: The statistics by which ranks evaluate, and so the metric.
 
     Leaves: The parameters, which were trained by the statistics of each batch.
 
     ## When it is not a defect
-    Each rank is meant to evaluate by the statistics of its own samples, as for a domain of its own.
+    Each rank is intended to evaluate with the statistics of its own samples, for example for its
+    own domain.
 
     If so, add `ignore = ["REP006"]` to `distdiag.toml`.
 
@@ -61,8 +64,8 @@ class UnsharedStatistics(Check[EvaluationReplicas]):
         names = names_of(view.tensors)
         ranks, _ = odd_ranks(view.tensors)
         yield self.finding(
-            f"{first_and_more(names)} of {view.model}: {view.ranks.phrase()} evaluate by different "
-            f"statistics after step {view.step}",
+            f"{first_and_more(names)} of {view.model}: {view.ranks.phrase()} evaluate with "
+            f"different running statistics after step {view.step}",
             ranks=ranks,
             step=view.step,
             location=location_on(view, ranks),

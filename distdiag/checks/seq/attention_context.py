@@ -9,9 +9,10 @@ class AttentionContext(TokenTraceCheck):
     """A token attends to other tokens than it should when the sequence is split over ranks.
 
     ## What you see
-    The model is trained on contexts that it will not have: it looks ahead, mixes documents, or does
-    not see what other ranks hold. The loss may even be lower. Each rank computes the attention of
-    its own part, and must be given where that part lies.
+    The model trains on contexts that it will not have later: a token sees later tokens or other
+    documents, or does not see the tokens of other ranks; the loss may even be lower. Each rank
+    computes attention for its own part of the sequence with a mask, lengths or positions that do
+    not fit this part.
 
     ## Example
         # wrong: documents of a packed row attend to one another
@@ -21,14 +22,14 @@ class AttentionContext(TokenTraceCheck):
 
     ## How to fix
     Give the attention of every rank the mask, the document lengths and the positions of the whole
-    sequence, cut as the tokens are.
+    sequence, split in the same way as the tokens.
 
-    Changes: What each token attends to, and so all activations behind the attention.
+    Changes: What each token attends to, and so all activations after the attention.
 
-    Leaves: The order of the tokens and the gradients, which are compared on their own.
+    Leaves: The order of the tokens and the gradients, which other checks compare.
 
     ## When it is not a defect
-    The attention is meant to have another context; say which in `[sequence]` (`causal`,
+    The attention is intended to have a different context; declare it in `[sequence]` (`causal`,
     `documents`).
 
     If so, add `ignore = ["SEQ004"]` to `distdiag.toml`.

@@ -9,8 +9,8 @@ class AttentionGradient(TokenTraceCheck):
     """Split attention computes the right output and a wrong gradient.
 
     ## What you see
-    The loss is right in every step, but the model learns from another gradient. The backward pass
-    of split attention is written by hand, and no error shows in the loss.
+    The loss is right in every step, but the model learns from wrong gradients. The backward pass of
+    split attention is written by hand and differs from that of plain attention.
 
     ## Example
         # in the backward pass of ring attention
@@ -20,10 +20,10 @@ class AttentionGradient(TokenTraceCheck):
             k_here, v_here = send_recv(k_here, v_here)
 
     ## How to fix
-    Use in each step of the backward pass the chunk and mask that the forward pass used, and send
+    Use in each step of the backward pass the same chunk and mask as in the forward pass, and send
     the summed gradient back to the rank that holds the chunk.
 
-    Changes: The gradients of the projections before attention, and of all that is below.
+    Changes: The gradients of the projections before attention, and of all layers before them.
 
     Leaves: Weights that were trained with the wrong gradients.
 

@@ -68,10 +68,10 @@ def forgotten_in(view: SumsView) -> tuple[str, ...]:
 def doubt_of(view: SumsView, names: Sequence[str]) -> str:
     """Say why these may be intended to be left out all the same."""
     if view.is_more_sent:
-        return "more was sent between them in a later step"
+        return "more was sent between these ranks in a later step"
     has_own = any(is_of_expert(view.plans[name]) for name in view.drifted & view.plans.keys())
     if has_own and routers_in(tuple(view.plans.values())) >= set(names):
-        return "each rank trains experts for itself, too, which were the same at first"
+        return "each rank also trains experts for itself, which were equal at first"
     is_torn_out = all(_is_left_out(view, name, summed_in(view)) for name in names)
     routers = routers_in(tuple(view.plans.values()))
     if not view.is_one_task and not is_torn_out and not routers >= set(names):
@@ -267,8 +267,9 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
     """Gradients of a rank's own tokens are never summed over the ranks that hold copies.
 
     ## What you see
-    Each copy of the parameter is trained on one part of the tokens. The ranks go on with different
-    models, and the checkpoint holds one of them.
+    The ranks continue with different models, and the checkpoint holds the model of one rank. Each
+    copy of the parameter gets the gradient of one part of the tokens, and nothing sums these
+    gradients over the ranks.
 
     ## Example
         loss.backward()
@@ -278,15 +279,15 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
         optimizer.step()
 
     ## How to fix
-    All-reduce the gradients of these parameters over these ranks after the backward pass, before
-    clipping and the step.
+    After the backward pass and before clipping and the step, all-reduce the gradients of these
+    parameters over these ranks: `dist.all_reduce(p.grad, group=sequence_group)`.
 
-    Changes: The gradient of every copy: it becomes that of all tokens.
+    Changes: The gradient of every copy: it becomes the gradient of all tokens.
 
-    Leaves: The copies that differ already since earlier steps.
+    Leaves: Copies that have already diverged in earlier steps.
 
     ## When it is not a defect
-    Each rank is meant to train these parameters for itself.
+    Each rank is intended to train these parameters for itself.
 
     If so, add `ignore = ["SEQ012"]` to `distdiag.toml`. It is a note where more is sent in a later
     step, for routers whose experts are each rank's own, and for whole modules unless a sampler
@@ -310,9 +311,9 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
         for found in part_gradients(view):
             ranks = RankSet(found.ranks)
             yield self.finding(
-                f"the gradient of {first_and_more(found.names)} of {view.model} is that of each "
-                f"rank's own part of the sequences, and is not summed over {ranks.phrase()}, "
-                "which hold copies of it: one sum before each step was expected",
+                f"the gradient of {first_and_more(found.names)} of {view.model} covers each rank's "
+                f"own part of the sequences only, and is not summed over {ranks.phrase()}, "
+                "which hold copies of the parameter: one sum before each step was expected",
                 ranks=ranks,
                 step=found.step,
                 location=user_location(view.samples[0].by_rank[found.ranks[0]].site.frames),
@@ -326,8 +327,8 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
         return Evidence(
             ranks=RankSet(found.ranks),
             summary=f"{len(found.names)} parameters work on parts of sequences that are gathered "
-            f"over these ranks for {found.num_shards} others; all of them were the same at first, "
-            f"and were different before step {view.samples[-1].step}",
+            f"over these ranks for {found.num_shards} others; all of them were equal at first and "
+            f"different before step {view.samples[-1].step}",
         )
 
     def _of_sums(self, view: SumsView) -> Iterator[Finding]:
@@ -352,9 +353,9 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
             evidence=(
                 Evidence(
                     ranks=ranks,
-                    summary=f"{len(names)} parameters were the same at first, had different "
-                    f"gradients at {len(view.sums[names[0]])} steps and differ since then; "
-                    f"summed are {', '.join(summed[:3])} and others",
+                    summary=f"{len(names)} parameters were equal at first, had different "
+                    f"gradients at {len(view.sums[names[0]])} steps and differ since then; the "
+                    f"gradients of {', '.join(summed[:3])} and others are summed",
                 ),
             ),
         )

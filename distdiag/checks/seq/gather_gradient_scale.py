@@ -9,9 +9,9 @@ class GatherGradientScale(TokenTraceCheck):
     """Gradients come back through split and gather multiplied by a wrong factor, or not at all.
 
     ## What you see
-    The loss is right, but gradients are those of another learning rate, or lack what other ranks
-    computed. The backward passes of split and gather do not fit the way in which parameters'
-    gradients are reduced.
+    The loss is right, but gradients are too large or too small, or lack the part of other ranks.
+    The backward passes of the split and the gather do not match the way in which the gradients of
+    parameters are reduced.
 
     ## Example
         class Gather(torch.autograd.Function):
@@ -23,16 +23,17 @@ class GatherGradientScale(TokenTraceCheck):
                 return grad.chunk(size, dim=1)[rank]
 
     ## How to fix
-    Choose one convention: the backward pass of the gather takes its own part and parameters'
-    gradients are summed over the ranks, or it sums and they are averaged.
+    Choose one of two conventions. Either the backward pass of the gather keeps only its own part,
+    and the gradients of parameters are summed over the ranks. Or the backward pass sums, and the
+    gradients of parameters are averaged.
 
     Changes: The size of the gradients before the split, and so clipping and the best learning rate.
 
-    Leaves: Losses that are divided by wrong counts of tokens.
+    Leaves: Losses that are divided by a wrong number of tokens.
 
     ## When it is not a defect
-    The program scales these gradients elsewhere; say how it reduces them in `[sequence]`
-    (`reduction`).
+    The program scales these gradients at a different place; declare in `[sequence]` how it reduces
+    them (`reduction`).
 
     If so, add `ignore = ["SEQ003"]` to `distdiag.toml`. Where `reduction` is not given, a common
     factor is a note.

@@ -19,9 +19,9 @@ class LostBoundaryTarget(Check[LossView | SequenceView]):
     """Labels are shifted on each rank's part of a sequence, which loses a target at each boundary.
 
     ## What you see
-    The last token of each part is never trained to predict the first token of the next part, at the
-    same places of every sequence. Nothing else shows it: a shift within a part cannot reach the
-    next one.
+    The last token of each part is never trained to predict the first token of the next part, and no
+    number shows it. Each rank shifts the labels of its own part, and a shift within a part cannot
+    reach the next part.
 
     ## Example
         # wrong: the model shifts the labels of this rank's part
@@ -33,8 +33,8 @@ class LostBoundaryTarget(Check[LossView | SequenceView]):
         loss = model(ids, shift_labels=shifted).loss
 
     ## How to fix
-    Shift the labels of the whole sequence before the split, and hand them to a loss that does not
-    shift again.
+    Shift the labels of the whole sequence before the split, and give them to a loss that does not
+    shift again (transformers: `shift_labels=shift_labels`).
 
     Changes: The loss counts one more target for each boundary of each sequence.
 
@@ -72,8 +72,8 @@ class LostBoundaryTarget(Check[LossView | SequenceView]):
             return
         ranks, last = RankSet(short), view.windows[-1]
         yield self.finding(
-            f"the model is given shift_labels, but the loss of {view.optimizer} scores others on "
-            f"{ranks.phrase()}: at step {last.step} it counts "
+            f"the model is given shift_labels, but the loss of {view.optimizer} scores different "
+            f"labels on {ranks.phrase()}: at step {last.step} it counts "
             f"{sum(each.num_counted for rank in short for each in last.of(rank))} targets there, "
             f"and {sum(each.num_targets for rank in short for each in last.of(rank))} were given",
             ranks=ranks,
@@ -81,13 +81,14 @@ class LostBoundaryTarget(Check[LossView | SequenceView]):
             location=user_location(last.by_rank[min(ranks)].site.frames),
             grade=Grade.LIKELY,
             confidence=0.85,
-            why="The loss shifts labels again, within this rank's part.",
-            fix="Hand shift_labels to the loss, and let it not shift.",
+            why="The last target of each part is never trained. The loss shifts the labels a "
+            "second time, within this rank's part.",
+            fix="Pass `shift_labels` to the loss and do not shift there again.",
             evidence=tuple(
                 Evidence(
                     ranks=RankSet([rank]),
                     summary=f"{each.num_targets} targets in {each.num_target_rows} rows were given "
-                    f"in shift_labels, {each.num_counted} count",
+                    f"in shift_labels, the loss counts {each.num_counted}",
                 )
                 for rank in short
                 for each in last.of(rank)

@@ -9,8 +9,8 @@ class LostOrDuplicatedToken(TokenTraceCheck):
     """Tokens are lost or doubled where a sequence is split over ranks and gathered again.
 
     ## What you see
-    Every lost token is missing from the loss, and every doubled one counts twice. Parts that
-    overlap or leave gaps do not raise, since shapes fit all the same.
+    Each lost token is missing from the loss, and each doubled token counts twice. Parts that
+    overlap or leave gaps raise no error, because the shapes fit all the same.
 
     ## Example
         size = x.shape[1] // world_size
@@ -20,15 +20,16 @@ class LostOrDuplicatedToken(TokenTraceCheck):
         part = x[:, rank * size : (rank + 1) * size]
 
     ## How to fix
-    Let the parts of all ranks cover the sequence exactly; pad what cannot be divided before the
-    split, and cut the padding off after the gather.
+    Let the parts of all ranks cover the sequence exactly once. Pad the sequence to a multiple of
+    the number of ranks before the split (`torch.nn.functional.pad`), and cut the padding off after
+    the gather.
 
     Changes: The tokens that each rank computes on, and so the loss.
 
-    Leaves: The order of the tokens, which is compared on its own.
+    Leaves: The order of the tokens, which another check compares.
 
     ## When it is not a defect
-    The functions named in `[sequence]` are not meant to be each other's inverse.
+    The functions named in `[sequence]` are not intended to be the inverse of each other.
 
     If so, add `ignore = ["SEQ001"]` to `distdiag.toml`. A function that raised on all ranks is a
     note: it may not suit the shape that `[sequence]` gives.

@@ -94,8 +94,8 @@ def _miscounted(masks: list[SeenMask]) -> MaskFault | None:
             what=f"the cumulative lengths are those of {part}, while attention has the {name} of "
             f"{whole}",
             expected=f"lengths that end at the number of {name}",
-            fix="Make the cumulative lengths from the tokens that attention gets, after the "
-            "exchange.",
+            fix="Compute the cumulative lengths from the tokens that attention gets after the "
+            "all-to-all.",
             seen=tuple(f"they end at {end}, and there are {rows} {name}" for end, rows in pairs),
         )
     return None
@@ -111,8 +111,8 @@ def _repeated(masks: list[SeenMask]) -> MaskFault | None:
         return None
     return MaskFault(
         kind="own part repeated",
-        what=f"each rank hides the same keys in every one of the {len(masks)} parts, and others "
-        "than the other ranks",
+        what=f"each rank hides the same keys in each of the {len(masks)} parts, and different "
+        "ranks hide different keys",
         expected="the mask of the whole sequence on all ranks",
         fix="Give attention the mask of all keys that it gets: gather it, or do not split it.",
         seen=tuple(
@@ -138,8 +138,8 @@ def _misplaced_padding(uses: list[AttentionUse]) -> MaskFault | None:
         return None
     return MaskFault(
         kind=PADDING,
-        what="the padding mask that the model is given does not belong to the token ids beside it",
-        expected=f"one that hides the padding (token id {found[0].pad}, as in the batch) and "
+        what="the padding mask that the model gets does not belong to the token ids beside it",
+        expected=f"a mask that hides the padding (token id {found[0].pad}, as in the batch) and "
         "nothing else",
         fix="Split the mask as the token ids are split: the same dimension, the same order.",
         seen=tuple(
@@ -179,8 +179,8 @@ class MisplacedMask(Check[MaskedSequences]):
     """What hides tokens from attention does not belong to the parts of a sequence that ranks hold.
 
     ## What you see
-    Attention sees padding or the future, and not all tokens. Shapes fit, and the loss falls,
-    because the mask is made or split apart from the tokens.
+    The loss falls, but attention sees padding or later tokens, or does not see all tokens. The mask
+    or the lengths are created or split separately from the tokens, and shapes fit all the same.
 
     ## Example
         length = ids.shape[1] // world_size
@@ -191,7 +191,7 @@ class MisplacedMask(Check[MaskedSequences]):
         mask = mask[:, rank * length : (rank + 1) * length]
 
     ## How to fix
-    Split the mask as the token ids are split, and give attention the mask, or the lengths, of the
+    Split the mask in the same way as the token ids. Give attention the mask, or the lengths, of the
     tokens that it gets after the all-to-all.
 
     Changes: Which tokens attention sees, and so the loss.

@@ -18,8 +18,8 @@ class MixedSamples(Check[SequenceView]):
     """Ranks that share sequences draw different samples from the data set.
 
     ## What you see
-    Attention joins parts of different samples as if they were one text. Shapes fit, and the loss
-    falls. The sampler treats ranks that share a sequence as ranks with data of their own.
+    The loss falls, but attention joins parts of different samples as if they were one text. The
+    sampler gives different samples to ranks that share one sequence.
 
     ## Example
         # wrong: each rank has samples of its own
@@ -30,15 +30,16 @@ class MixedSamples(Check[SequenceView]):
         )
 
     ## How to fix
-    Divide the data by the groups that share sequences, not by ranks, or gather the samples in the
-    group.
+    Divide the data by groups that share a sequence, not by ranks:
+    `DistributedSampler(dataset, num_replicas=dp_size, rank=dp_rank)`. Or gather the samples within
+    the group.
 
     Changes: What the ranks read: fewer samples in a step, each of them whole.
 
     Leaves: The model, and the number of tokens on each rank.
 
     ## When it is not a defect
-    The samples on the ranks of a group are parts of one text, or are meant to attend to one
+    The samples on the ranks of a group are parts of one text, or are intended to attend to one
     another.
 
     If so, add `ignore = ["SEQ006"]` to `distdiag.toml`. It is a note without shuffling, and where
@@ -72,8 +73,8 @@ class MixedSamples(Check[SequenceView]):
                 doubt = ", unless samples are meant to attend to those of other ranks"
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, but draw "
-                f"different samples in {len(mixed)} of {len(view.feeds)} steps: the same ones were "
-                f"expected on all of them{doubt}",
+                f"different samples in {len(mixed)} of {len(view.feeds)} steps: the same samples "
+                f"were expected on all of these ranks{doubt}",
                 ranks=RankSet(members),
                 step=first.step,
                 location=user_location(first.site.frames),

@@ -17,8 +17,8 @@ class RepeatedPositions(Check[PositionedSequences]):
     """Ranks hold different parts of a sequence, but place their tokens at the same positions.
 
     ## What you see
-    Each part is placed at the beginning of the sequence, so that distances between tokens of
-    different parts are wrong. A model that was trained on whole sequences gets worse.
+    The model gets worse, because distances between tokens of different parts are wrong. Each rank
+    places its part at the beginning of the sequence.
 
     ## Example
         # wrong: counts within this rank's part
@@ -28,8 +28,9 @@ class RepeatedPositions(Check[PositionedSequences]):
         position_ids = torch.arange(begin, begin + input_ids.shape[1])
 
     ## How to fix
-    Split the positions of the whole sequence in the same way as its tokens, or make the table of
-    rotary angles from them.
+    Split the positions of the whole sequence in the same way as its tokens:
+    `position_ids = torch.arange(length).chunk(world_size)[rank]` for contiguous parts. Or compute
+    the rotary angles from these positions.
 
     Changes: What attention computes between tokens of different parts.
 
@@ -62,8 +63,8 @@ class RepeatedPositions(Check[PositionedSequences]):
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)} around "
                 f"attention and hold different tokens, but the same positions: in {len(same)} of "
-                f"{len(view.passes)} passes those of all ranks were equal to the byte, and each "
-                f"rank's own part of them was expected{f'; but {use.doubt}' * bool(use.doubt)}",
+                f"{len(view.passes)} passes the positions of all ranks were equal to the byte, and "
+                f"each rank's own part was expected{f'; but {use.doubt}' * bool(use.doubt)}",
                 ranks=RankSet(members),
                 step=first.step,
                 location=location,
@@ -73,7 +74,8 @@ class RepeatedPositions(Check[PositionedSequences]):
                     Evidence(
                         ranks=RankSet(members),
                         summary=f"pass {first.number}: the module with attention is given the same "
-                        f"{len(use.positions)} tensors of positions or angles on all of them",
+                        f"{len(use.positions)} tensors of positions or angles on all of these "
+                        "ranks",
                         location=location,
                         values={"contents": " ".join(use.positions)},
                     ),

@@ -15,7 +15,7 @@ ByRank = Mapping[int, TokenTrace]
 
 _NO_TOKEN: Final = (
     (FOREIGN, FaultKind.FOREIGN, "values that belong to no token"),
-    (MIXED, FaultKind.MIXED, "channels of several tokens, or in another order"),
+    (MIXED, FaultKind.MIXED, "channels of several tokens, or channels in a different order"),
 )
 
 
@@ -181,7 +181,7 @@ def order_phrase(order: Sequence[int], num_ranks: int) -> str:
     if length and order == [(place + order[0]) % length for place in range(length)]:
         return f"rotated by {order[0]} tokens"
     place = next(i for i, token in enumerate(order) if token != i)
-    return f"in another order: token {order[place]} is the first wrong one, at place {place}"
+    return f"in a different order: token {order[place]} is the first wrong one, at place {place}"
 
 
 def _block_order(order: list[int], num_blocks: int) -> list[int] | None:
@@ -230,7 +230,7 @@ def split_faults(by_rank: ByRank) -> Iterator[TokenFault]:
         how = "every rank has the whole sequence: nothing is split"
     for kind, tokens, what in (
         (FaultKind.LOST, lost, "came to no rank"),
-        (FaultKind.DUPLICATED, twice, "came to several ranks, or to one several times"),
+        (FaultKind.DUPLICATED, twice, "came to several ranks, or several times to one rank"),
     ):
         if tokens:
             said = f"{tokens_phrase(spec, tokens)} {what}; {how}"
@@ -337,7 +337,7 @@ def _wrong_order(one: TokenTrace, num_ranks: int) -> Iterator[_Wrong]:
     ]
     if misplaced:
         tokens = tuple(sorted(set(misplaced)))
-        said = f"{tokens_phrase(spec, tokens)} came in another row than their own"
+        said = f"{tokens_phrase(spec, tokens)} came in the row of a different sample"
         yield FaultKind.PERMUTED, tokens, said
         return
     wanted = [sorted(order) for order in orders]

@@ -76,7 +76,7 @@ def _problem(spec: TokenSpec, context: Context) -> str:
     if context.padding:
         said.append(f"gives {context.padding:.0%} of its attention to padding")
     if context.is_mixed:
-        said.append("gets what belongs to another head or row")
+        said.append("gets values of a different head or row")
     where = f" (in {'head' if len(context.heads) == 1 else 'heads'} {RankSet(context.heads)})"
     return ", ".join(said) + (where if said and context.heads else "")
 

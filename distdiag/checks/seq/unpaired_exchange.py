@@ -17,9 +17,9 @@ class UnpairedExchange(Check[SequenceView]):
     """What attention made of whole sequences is not brought back to the ranks that hold the parts.
 
     ## What you see
-    The layer mixes tokens and heads without an error: some heads for all tokens have as many
-    elements as all heads for some tokens, and can be reshaped to them. The second all-to-all of the
-    pair is missing.
+    The layer mixes tokens and heads without an error: some heads of all tokens have as many
+    elements as all heads of some tokens, so a reshape hides it. The second all-to-all, from heads
+    back to tokens, is missing after attention.
 
     ## Example
         q, k, v = (to_heads(x) for x in (q, k, v))
@@ -30,14 +30,15 @@ class UnpairedExchange(Check[SequenceView]):
         out = to_tokens(out).reshape(batch, part_length, hidden)
 
     ## How to fix
-    Exchange the output of attention back, heads for tokens, before the output projection.
+    Exchange the output of attention back with a second all-to-all (`dist.all_to_all_single`) before
+    the output projection.
 
     Changes: What the layer returns for each token.
 
     Leaves: Weights that were trained on mixed outputs.
 
     ## When it is not a defect
-    Something after attention brings all heads of this rank's tokens together.
+    Other code after attention brings all heads of this rank's tokens together.
 
     If so, add `ignore = ["SEQ010"]` to `distdiag.toml`.
 
@@ -80,7 +81,7 @@ class UnpairedExchange(Check[SequenceView]):
                 Evidence(
                     ranks=RankSet([rank]),
                     summary=f"{len(view.passes)} passes: {len(use.given)} all-to-alls before "
-                    "attention at this line, none after it in the module; one was expected",
+                    "attention at this line, none after attention in the module; one was expected",
                     location=user_location(use.site.frames),
                 )
                 for rank, use in missing.items()

@@ -14,8 +14,8 @@ class UnreducedSequenceAxis(Check[SequenceView]):
     """Gradients of parts of one sequence are never combined over the ranks that share it.
 
     ## What you see
-    Each rank trains on its own tokens, and the copies of the model diverge. The group of DDP or
-    FSDP leaves out the ranks that share a sequence, or there is no such group.
+    The copies of the model diverge, because each rank trains on its own tokens only. The process
+    group of DDP or FSDP leaves out the ranks that share a sequence, or there is no such group.
 
     ## Example
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "sp"))
@@ -25,11 +25,13 @@ class UnreducedSequenceAxis(Check[SequenceView]):
         fully_shard(model, mesh=mesh["dp", "sp"]._flatten("dp_sp"))
 
     ## How to fix
-    Wrap the model over the data-parallel and the sequence-parallel ranks together.
+    Wrap the model over the data-parallel and the sequence-parallel ranks together:
+    `DistributedDataParallel(model, process_group=dp_and_sp_group)`, or pass a mesh of both axes to
+    `fully_shard(model, mesh=mesh)`.
 
-    Changes: The gradient on every rank: it becomes that of whole sequences.
+    Changes: The gradient on every rank: it becomes the gradient of whole sequences.
 
-    Leaves: The copies that differ already since earlier steps.
+    Leaves: Copies that have already diverged in earlier steps.
 
     ## When it is not a defect
     The gradient of a parameter is the same on these ranks when the step begins.
@@ -64,7 +66,8 @@ class UnreducedSequenceAxis(Check[SequenceView]):
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, but their "
                 f"gradients are not combined: over {len(view.losses)} sampled steps "
-                "nothing was reduced between them, and one reduction in each step was expected",
+                "nothing was reduced between these ranks, and one reduction in each step was "
+                "expected",
                 ranks=RankSet(members),
                 step=last[members[0]].step,
                 location=user_location(last[members[0]].site.frames),

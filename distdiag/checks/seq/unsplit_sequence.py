@@ -18,9 +18,9 @@ class UnsplitSequence(Check[SequenceView]):
     """Ranks that should hold parts of a sequence all hold the same tokens.
 
     ## What you see
-    All ranks compute the same, and attention sees each token once for each rank. The loss looks
-    healthy, because causal attention finds the tokens that it should predict in another copy.
-    Nothing splits the sequence between the data loader and attention.
+    All ranks compute the same, and attention sees each token once per rank; the loss looks good
+    because causal attention finds the tokens that it should predict in another copy. Nothing splits
+    the sequence between the data loader and attention.
 
     ## Example
         # wrong: the batch goes to the model as it came from the loader
@@ -31,9 +31,9 @@ class UnsplitSequence(Check[SequenceView]):
 
     ## How to fix
     Give each rank its own part of ids, labels and positions, once, before the model or at its
-    beginning.
+    beginning: `ids = ids.chunk(world_size, dim=1)[rank]`.
 
-    Changes: What each rank computes: a part of the tokens, each of them once.
+    Changes: What each rank computes: one part of the tokens, each token once.
 
     Leaves: The layers and their all-to-alls.
 
@@ -63,8 +63,8 @@ class UnsplitSequence(Check[SequenceView]):
             location = user_location(use.site.frames)
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)} around "
-                f"attention, but all of them bring the same tokens: in {len(same)} of "
-                f"{len(view.passes)} passes what they exchanged was equal to the byte, and "
+                f"attention, but all of these ranks hold the same tokens: in {len(same)} of "
+                f"{len(view.passes)} passes the exchanged tensors were equal to the byte, and "
                 "different parts were expected",
                 ranks=RankSet(members),
                 step=first.step,
@@ -75,7 +75,7 @@ class UnsplitSequence(Check[SequenceView]):
                     Evidence(
                         ranks=RankSet(members),
                         summary=f"pass {first.number}: {same[-1]} of {len(use.given)} tensors that "
-                        f"were exchanged before attention are the same on all of them",
+                        f"were exchanged before attention are the same on all of these ranks",
                         location=location,
                         values={
                             "contents": " ".join(use.given),

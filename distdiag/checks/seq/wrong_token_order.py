@@ -9,9 +9,9 @@ class WrongTokenOrder(TokenTraceCheck):
     """Tokens come out of a gather in another order than they went into the split.
 
     ## What you see
-    Labels, masks and positions belong to other tokens than the activations beside them: the loss is
-    wrong and still falls. A gather that joins the parts otherwise than the split cut them returns
-    the right shape.
+    The loss is wrong and still falls: labels, masks and positions belong to other tokens than the
+    activations beside them. The gather joins the parts in a different order than the split cut
+    them, and the shape is right all the same.
 
     ## Example
         # wrong: the split was in head-tail order
@@ -23,15 +23,15 @@ class WrongTokenOrder(TokenTraceCheck):
         whole = torch.cat(halves[::2] + halves[::-2], dim=1)
 
     ## How to fix
-    Make the gather the inverse of the split: the same dimension, order of ranks, and order within a
-    part.
+    Make the gather the inverse of the split: the same dimension, the same order of ranks, and the
+    same order within a part.
 
-    Changes: Which token stands where, and so the loss.
+    Changes: Which token is at which place, and so the loss.
 
-    Leaves: How gradients are multiplied, which is compared only where the order is right.
+    Leaves: The factors of gradients, which are compared only where the order is right.
 
     ## When it is not a defect
-    The functions named in `[sequence]` are not meant to be each other's inverse.
+    The functions named in `[sequence]` are not intended to be the inverse of each other.
 
     If so, add `ignore = ["SEQ002"]` to `distdiag.toml`.
 

@@ -14,65 +14,70 @@ class Story(NamedTuple):
 
 
 LEFT: Final = Story(
-    "A rank that leaves with a failing status ends the job: the launcher stops the other ranks, "
-    "wherever they are.",
-    "Look at why the program leaves at this line on this rank and not on the others. If it may "
-    "stop early, let all ranks decide it together and leave with status 0.",
+    "This rank left with a failing exit status, and the launcher then stopped the other ranks, "
+    "wherever they were.",
+    "Look at the condition under which the program leaves at this line on this rank. If the "
+    "program may stop early there, let all ranks decide together (`dist.all_reduce(flag, "
+    "op=dist.ReduceOp.MAX)`) and leave with status 0.",
 )
 ALL_LEFT: Final = Story(
     "All ranks left in the same way: the program itself decided to fail.",
     "Look at the condition of this exit, and at what the ranks wrote before it.",
 )
 ABORTED_WAITING: Final = Story(
-    "A watchdog ends a process of which a collective has not ended within its timeout: this rank "
-    "is a victim. Who did not come to the call, or came and did not go on, is another rank or the "
-    "network, and nothing that was read tells which.",
-    "Read what the other ranks wrote, those first of which nothing is here. Next time, keep the "
-    "output of each rank (torchrun --log-dir DIR --redirects 3) and set "
-    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.",
+    "A watchdog aborted this process because a collective did not end within its timeout: this "
+    "rank is a victim. Another rank did not come to the call, or did not complete it, or the "
+    "network failed; the files that were read do not show which.",
+    "Read the output of the other ranks, first of those whose files are missing here. Next time, "
+    "keep the output of each rank (`torchrun --log-dir DIR --redirects 3`) and set "
+    "`TORCH_NCCL_TRACE_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.",
 )
 OUTSIDE: Final = Story(
-    "Such a signal to all ranks comes from a launcher, a scheduler or a person; no fault of the "
-    "program sends it.",
-    "Ask who stopped the job: a time limit, a pre-emption, scancel, a signal to the launcher, or "
-    "the failure of another node. The program need not change.",
+    "All ranks got this signal, which a launcher, a scheduler or a person sends. A fault of the "
+    "program never sends it.",
+    "Find out who stopped the job: a time limit, a pre-emption, `scancel`, a signal to the "
+    "launcher, or the failure of another node. The program need not change.",
 )
 ASKED_TO_END: Final = Story(
-    "No fault of a program sends this signal: somebody ended this rank, and the others cannot go "
-    "on without it.",
-    "Ask who sent it: a script, a limit for single processes, the launcher of another node.",
+    "Somebody ended this rank with a signal that a fault of the program never sends, and the other "
+    "ranks cannot continue without it.",
+    "Find out who sent the signal: a script, a limit for single processes, or the launcher of "
+    "another node.",
 )
 OUT_OF_MEMORY: Final = Story(
-    "While this job ran, the kernel's out-of-memory killer ended processes here, and it does so by "
-    "SIGKILL: the memory of the host, or of the job's cgroup, was used up.",
-    "Use less host memory on this node (data loader workers, pinned buffers, checkpoints that all "
-    "ranks load at once), or ask for more. The kernel log names the process and its size.",
+    "The memory of the host, or of the job's cgroup, was used up. The kernel's out-of-memory "
+    "killer ended processes here by SIGKILL while this job ran.",
+    "Use less host memory on this node (fewer data loader workers, fewer pinned buffers, "
+    "checkpoints that are not loaded by all ranks at once), or ask for more. The kernel log "
+    "(`dmesg`) names the process and its size.",
 )
 SHORT_OF_MEMORY: Final = Story(
-    "The kernel, the scheduler or the container ended this process by SIGKILL because the memory "
-    "that it may use was used up.",
-    "Use less host memory on this node (data loader workers, pinned buffers, checkpoints that all "
-    "ranks load at once), or ask for more (--mem, the memory limit of the container).",
+    "This process used up the memory that it was allowed. The kernel, the scheduler or the "
+    "container ended it by SIGKILL.",
+    "Use less host memory on this node (fewer data loader workers, fewer pinned buffers, "
+    "checkpoints that are not loaded by all ranks at once), or ask for more (`--mem` in Slurm, the "
+    "memory limit of the container).",
 )
 TIME_LIMIT: Final = Story(
-    "The scheduler ended the job at its time limit; no fault of the program does that.",
-    "Ask for more time, or save checkpoints before the limit (sbatch --signal), and go on from "
-    "them.",
+    "The scheduler ended the job at its time limit; the program is not at fault.",
+    "Ask for more time (`--time`). Or save a checkpoint before the limit (`sbatch "
+    "--signal=B:USR1@300` sends a signal first) and resume from it.",
 )
 PREEMPTED: Final = Story(
-    "The scheduler ended the job to make room for another one; no fault of the program does that.",
-    "Let the job be queued again, save checkpoints often, and go on from the last one.",
+    "The scheduler ended the job to make room for another job; the program is not at fault.",
+    "Let the job be queued again (`sbatch --requeue`), save checkpoints often, and resume from the "
+    "last one.",
 )
 NODE_FAILED: Final = Story(
-    "A node of the job failed, and the scheduler ended what ran on it and beside it.",
-    "Leave the node out (--exclude) and start again from the last checkpoint; tell those who run "
-    "the cluster which node it was.",
+    "A node of the job failed, and the scheduler ended all processes of the job.",
+    "Leave the node out (`--exclude=NODE`) and resume from the last checkpoint. Tell the "
+    "administrators of the cluster which node failed.",
 )
 CANCELLED: Final = Story(
-    "Somebody cancelled the job, or its launcher did after a failure of which nothing was read. "
-    "SIGHUP comes when the terminal or the ssh session that started the job was closed.",
-    "Ask who cancelled it; if nobody did, look for the first error in the output of the ranks. "
-    "Start long jobs by a scheduler, or within tmux or screen.",
+    "Somebody cancelled the job, or its launcher did after a failure that the files read do not "
+    "show. SIGHUP comes when the terminal or ssh session that started the job is closed.",
+    "Find out who cancelled the job. If nobody did, look for the first error in the output of the "
+    "ranks. Start long jobs through a scheduler, or within `tmux` or `screen`.",
 )
 OF_CAUSES: Final[Mapping[str, Story]] = {
     "out-of-memory": SHORT_OF_MEMORY,
@@ -82,51 +87,54 @@ OF_CAUSES: Final[Mapping[str, Story]] = {
     "cancelled": CANCELLED,
 }
 FAILED: Final = Story(
-    "The process left with a failing status, and its launcher stopped the others. Python does so "
-    "with status 1 after an exception; the traceback is in the output of this rank.",
-    "Read the last lines that this rank wrote to stderr. With torchrun, --log-dir DIR --redirects "
-    "3 keeps them for each rank, and @record on main() puts the traceback into its summary.",
+    "The process left with a failing exit status, and its launcher stopped the other ranks. Python "
+    "exits with status 1 after an exception; the traceback is in the output of this rank.",
+    "Read the last lines that this rank wrote to stderr. With torchrun, `--log-dir DIR --redirects "
+    "3` keeps them for each rank, and `@record` (torch.distributed.elastic.multiprocessing.errors) "
+    "on `main()` puts the traceback into the summary of torchrun.",
 )
 KILLED_UNSEEN: Final = Story(
-    "SIGKILL comes from outside of the process, and leaves it no time to say anything. The most "
-    "frequent sender is the kernel's out-of-memory killer; a scheduler, a container or a person "
-    "sends it, too.",
-    "Look for `Out of memory: Killed process` in dmesg or journalctl -k of its node, for oom_kill "
-    "in what slurmstepd wrote, for OOMKilled in `kubectl describe pod`, then for a limit or a "
-    "pre-emption in the log of the scheduler.",
+    "SIGKILL comes from outside of the process, and the process cannot write anything before it "
+    "ends. The most frequent sender is the kernel's out-of-memory killer; a scheduler, a container "
+    "or a person can send it too.",
+    "On the node of this rank look for `Out of memory: Killed process` in `dmesg` or `journalctl "
+    "-k`, for `oom_kill` in the output of slurmstepd, and for `OOMKilled` in `kubectl describe "
+    "pod`. Then look for a limit or a pre-emption in the log of the scheduler.",
 )
 BUS_ERROR: Final = Story(
-    "SIGBUS comes where a page of a mapped file cannot be had: as a rule /dev/shm is full or too "
-    "small, by which data loader workers and NCCL share memory.",
-    "Look at `df -h /dev/shm` in the container. Make it larger (docker run --shm-size=16g or "
-    "--ipc=host, an emptyDir with medium: Memory in Kubernetes), or use fewer workers.",
+    "SIGBUS comes when a page of a memory-mapped file is not available. As a rule /dev/shm is full "
+    "or too small: data loader workers and NCCL share memory there.",
+    "Make /dev/shm larger (`docker run --shm-size=16g` or `--ipc=host`; in Kubernetes an "
+    "`emptyDir` with `medium: Memory`), or use fewer workers. `df -h /dev/shm` in the container "
+    "shows its size.",
 )
 SEGMENTATION: Final = Story(
-    "The process crashed in native code, below Python: it used memory that is not its own. Such an "
-    "end prints no Python traceback.",
-    "Run it again with `python -X faulthandler` for the line of Python, or look at the core file. "
-    "Look first at extensions, and at versions of CUDA, NCCL and torch that do not fit together.",
+    "The process crashed in native code, below Python: it used memory that does not belong to it. "
+    "Such a crash prints no Python traceback.",
+    "Run it again with `python -X faulthandler` to see the Python line, or look at the core file. "
+    "Suspect compiled extensions first, then versions of CUDA, NCCL and torch that do not match.",
 )
 KILLED: Final = Story(
-    "SIGKILL comes from outside of the process, and leaves it no time to say anything. The "
-    "kernel's out-of-memory killer has ended nothing here that was counted.",
-    "Look in the scheduler's log for a limit or a pre-emption, and ask who may have killed it.",
+    "SIGKILL comes from outside of the process, and the process cannot write anything before it "
+    "ends. The kernel counted no out-of-memory kill here.",
+    "Look in the scheduler's log for a limit or a pre-emption, and find out who may have killed "
+    "the process.",
 )
 CRASHED: Final = Story(
-    "The process crashed in native code, below Python: such an end prints no Python traceback.",
+    "The process crashed in native code, below Python: such a crash prints no Python traceback.",
     "Read the last lines that this rank wrote (an assertion of C++ or CUDA). Run it again with "
-    "`python -X faulthandler` for the line of Python, or look at the core file.",
+    "`python -X faulthandler` to see the Python line, or look at the core file.",
 )
 CRASHED_SEEN: Final = Story(
-    "The process crashed in native code, below this line of Python: it used memory that is not its "
-    "own, or ended itself on an error that it could not go on from.",
-    "Look at what this line hands to native code, and at the core file. Look first at extensions, "
-    "and at versions of CUDA, NCCL and torch that do not fit together.",
+    "The process crashed in native code, below this line of Python: it used memory that does not "
+    "belong to it, or it aborted after an error.",
+    "Check what this line passes to native code, and look at the core file. Suspect compiled "
+    "extensions first, then versions of CUDA, NCCL and torch that do not match.",
 )
 SHARED_MEMORY: Final = Story(
-    "/dev/shm is full or too small: NCCL and data loader workers share memory there, and a "
-    "container gets 64 MiB of it unless it is told otherwise.",
-    "Look at `df -h /dev/shm` in the container. Make it larger (docker run --shm-size=16g or "
-    "--ipc=host, an emptyDir with medium: Memory in Kubernetes), and remove what dead runs left "
-    "there.",
+    "/dev/shm is full or too small. NCCL and data loader workers share memory there, and a "
+    "container has only 64 MiB of it by default.",
+    "Make /dev/shm larger (`docker run --shm-size=16g` or `--ipc=host`; in Kubernetes an "
+    "`emptyDir` with `medium: Memory`), and remove files that dead runs left there. `df -h "
+    "/dev/shm` in the container shows its size.",
 )

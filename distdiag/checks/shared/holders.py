@@ -89,17 +89,23 @@ def unset_key(state: RankState, states: States) -> Holder | None:
         setter = next(c for c in reversed(calls) if set(c.keys) & set(asked.keys))
         place = _first_location(setter.frames)
         text = f"it waits for {where}, which rank {setter.rank} last touched{at(place)}"
-        return Holder(text, f"See whether the key was deleted, or set in another store{at(place)}.")
+        return Holder(
+            text, f"Look whether a rank deleted the key, or set it in a different store{at(place)}."
+        )
     alike = _alike(missing[0], calls)
     text = f"it waits for {where}, which no rank has set"
     evidence: tuple[Evidence, ...] = ()
-    fix = f"Set {_quoted(missing)} on the rank that has the value, on every path that leads here."
+    fix = (
+        f"Call `store.set` for {_quoted(missing)} on the rank that has the value, on every path "
+        "that leads to this wait."
+    )
     if alike is not None:
         place = _first_location(alike.frames)
         text += f"; rank {alike.rank} set {_quoted(alike.keys)}{at(place)}"
         evidence = (_key_evidence(alike, place),)
         fix = (
-            f"Let the line that sets such keys{at(place)} and the one that waits use the same key."
+            f"Use the same key in the line that sets such keys{at(place)} and in the line that "
+            "waits."
         )
     return Holder(text, fix, evidence)
 
@@ -141,12 +147,13 @@ def _by_kernel(state: RankState, states: States, seen: Observed) -> Holder | Non
         case "file":
             return Holder(
                 f"it asks again and again for {name}, which is not there",
-                f"Find out who should make {name}, and whether it is made at this path.",
+                f"Find out which process should create {name}, and whether it uses this path.",
             )
         case "terminal":
             return Holder(
                 f"it asks a person, and nobody answers at the terminal {name}",
-                "Answer there, or take the answer from an option: nobody sees what a rank asks.",
+                "Take the answer from a command-line option: nobody sees what a rank asks. Or "
+                "answer at that terminal.",
             )
         case "input":
             return _input(seen, states, name)
@@ -184,7 +191,8 @@ def _locked(seen: Observed, states: States, path: str) -> Holder:
     if not who:
         return Holder(
             f"{path} is locked, and no process of this node that can be seen has the lock",
-            f"Find out on the other nodes that mount it who has {path} open (`lslocks`).",
+            f"Run `lslocks` on the other nodes that mount {path} to find the process that has the "
+            "lock.",
         )
     first = who[0]
     text = f"{path} is locked by {_described(first, states)}"
@@ -192,17 +200,17 @@ def _locked(seen: Observed, states: States, path: str) -> Holder:
         text += f"; it inherited the open file from {_by_pid(int(taker), states)}"
         return Holder(
             text,
-            "Close the file, or unlock it, before processes are started; or start them by spawn: "
-            "the lock lives as long as any of them has the file open.",
+            "Close or unlock the file before the program starts processes, or start them with the "
+            "method `spawn`: the lock lives as long as any of these processes has the file open.",
             evidence,
         )
     if first.rank is not None:
         fix = (
-            "Release the lock before the collective: a rank that waits for others must not have a "
-            "lock that they need."
+            "Release the lock before the collective: a rank that waits for other ranks must not "
+            "hold a lock that they need."
         )
     else:
-        fix = f"Let process {first.pid} release the lock, or end it; give the wait a timeout."
+        fix = f"Let process {first.pid} release the lock, or end it. Give the wait a timeout."
     return Holder(text, fix, evidence)
 
 
@@ -229,7 +237,7 @@ def _left_file(seen: Observed, states: States, path: str) -> Holder:
         text += f"was made by process {pid}{place}, which does not run on this node"
     return Holder(
         text,
-        f"Make sure that nobody works under this lock any more, on no node, and remove the file: "
+        f"Make sure that no process on any node still uses this lock, and remove the file: "
         f"rm {path}",
     )
 
@@ -245,8 +253,8 @@ def _input(seen: Observed, states: States, name: str) -> Holder:
     whose = f", which {_described(who, states)} writes to" if who is not None else ""
     return Holder(
         f"it waits for an answer on its standard input ({name}){whose}",
-        "Take the answer from an option, or close the standard input (`< /dev/null`), so that the "
-        "question is an error with a line.",
+        "Take the answer from a command-line option. Or start the job with `< /dev/null`, so that "
+        "the question becomes an error with a line.",
         (_process_evidence(seen.rank, who),) if who is not None else (),
     )
 
@@ -261,8 +269,8 @@ def _pipe(state: RankState, seen: Observed, states: States) -> Holder | None:
         return Holder(
             f"no other process has the other end of the pipe that it waits for: nobody will {verb} "
             "it",
-            "See why the process at the other end has gone; close this end of the pipe in the rank "
-            "after starting it, so that its end is noticed.",
+            "Find out why the process at the other end has ended. After the start of that process, "
+            "close the rank's copy of its end of the pipe, so that the rank notices when it ends.",
         )
     evidence = tuple(_process_evidence(seen.rank, each) for each in who[:MOST_SHOWN])
     first = min(who, key=lambda each: not each.threads)
@@ -278,10 +286,10 @@ def _fix_of_full_pipe(process: ProcessSeen) -> str:
     if not _FULL_PIPE.search(process.doing):
         return ""
     return (
-        f"Process {process.pid} cannot go on: it writes into another pipe, which is full, and "
-        "nobody reads that one. Where the rank started it with `stdout=PIPE` and `stderr=PIPE`, "
-        "read both at the same time (`communicate()`, or a thread for each), or send the one that "
-        "is not needed to `DEVNULL`."
+        f"Process {process.pid} cannot go on: it writes into a second pipe, which is full, and "
+        "nobody reads that pipe. If the rank started it with `stdout=PIPE` and `stderr=PIPE`, read "
+        "both at the same time (`communicate()`, or a thread for each). Or send the output that "
+        "you do not need to `DEVNULL`."
     )
 
 
@@ -296,8 +304,8 @@ def _unopened_pipe(state: RankState) -> Holder | None:
     path = kernel.values.get("blocked_on", "")
     return Holder(
         f"{path or 'what it opens'} is a named pipe, and no process has its other end open",
-        "Start the process that is to open the other end of the pipe, or see why there is a pipe "
-        "where a file is expected: `ls -l` shows it with a `p`.",
+        "Start the process that should open the other end of the pipe. If you expect a normal file "
+        "here, replace the pipe by that file: `ls -l` marks a pipe with a `p`.",
     )
 
 
@@ -320,7 +328,7 @@ def _by_thread(state: RankState) -> Holder | None:
             return Holder(
                 f"its thread {thread.name} has the lock `{lock}`, and is{at(here)}{where}",
                 f"Release `{lock}` before the thread {thread.name} waits{at(here)}, or take the "
-                "locks in one order in all threads.",
+                "locks in the same order in all threads.",
                 (
                     Evidence(
                         ranks=RankSet([state.rank]),
@@ -383,8 +391,9 @@ def _dead_child(state: RankState, processes: Iterable[ProcessSeen]) -> Holder | 
     )
     return Holder(
         text,
-        "Find out what ended the process (SIGKILL: mostly the kernel, for want of memory); use "
-        "concurrent.futures, whose pools raise when a worker dies, or give the wait a timeout.",
+        "Find out what ended the process (SIGKILL mostly comes from the kernel when memory runs "
+        "out). Use the pools of `concurrent.futures`, which raise when a worker dies, or give the "
+        "wait a timeout.",
         (
             Evidence(
                 ranks=RankSet([state.rank]),
@@ -418,8 +427,8 @@ def _what_it_does(process: ProcessSeen) -> str:
 def _fix_of_child(process: ProcessSeen) -> str:
     if _inherited_lock(process):
         return (
-            "Start processes before threads, or by spawn instead of fork: a forked process gets "
-            "the lock as it is, and nobody who would release it."
+            "Start processes before threads, or by spawn instead of fork: a forked process gets a "
+            "held lock, but not the thread that would release it."
         )
     return (
         f"Find out what process {process.pid} waits for{at(_place_of(process))}, and give the wait "

@@ -18,23 +18,26 @@ _FEW: Final = 0.1
 _SOME: Final = 0.05
 
 _KNOWN_BY: Final = {
-    ReplicaEvidence.MESH: "its mesh replicates the tensor over these ranks",
-    ReplicaEvidence.WRAPPER: "one wrapper should keep them the same",
+    ReplicaEvidence.MESH: "its mesh says that these ranks hold the same tensor",
+    ReplicaEvidence.WRAPPER: "the wrapper should keep them the same",
     ReplicaEvidence.UNSYNCED: "DDP should keep them the same, but does not reduce every gradient",
     ReplicaEvidence.BYPASSED: "DDP should keep them the same, but its forward pass was not called",
     ReplicaEvidence.LONE: "DDP was given a group of one rank, so that it reduces nothing",
-    ReplicaEvidence.REDUCED: "the program itself reduces its gradient over them",
-    ReplicaEvidence.SENT: "the program itself has sent the tensor to them",
-    ReplicaEvidence.MARKED: "other tensors of its model are marked as one rank's part, it is not",
-    ReplicaEvidence.MODEL: "other tensors of the same model are sharded over them",
-    ReplicaEvidence.FROZEN: "the model is frozen, outside of any wrapper, and they train another "
-    "one together",
+    ReplicaEvidence.REDUCED: "the program itself reduces the gradient over these ranks",
+    ReplicaEvidence.SENT: "the program itself has sent the tensor to these ranks",
+    ReplicaEvidence.MARKED: "other tensors of its model are marked as one rank's part, but this "
+    "one is not",
+    ReplicaEvidence.MODEL: "other tensors of the same model are sharded over these ranks",
+    ReplicaEvidence.FROZEN: "the model is frozen and in no wrapper, and these ranks train "
+    "another model together",
     ReplicaEvidence.OWN: "it is marked as one rank's own part",
-    ReplicaEvidence.ROUTER: "the weight of its router is trained, and stays the same on them",
-    ReplicaEvidence.LAYER: "it is marked as one rank's own part, but routes to experts of all of "
-    "them and was the same at first; the rest of its layer is trained, and stays the same on them",
+    ReplicaEvidence.ROUTER: "the weight of its router is trained, and stays the same on these "
+    "ranks",
+    ReplicaEvidence.LAYER: "it is marked as one rank's own part, but routes to experts of all "
+    "of these ranks and was the same at first; the rest of its layer is trained and stays the same",
     ReplicaEvidence.OTHER_GROUPS: "ranks of other groups of the same kind reduce their gradients",
-    ReplicaEvidence.WORLD: "it is not known which ranks should hold the same, so all are compared",
+    ReplicaEvidence.WORLD: "it is not known which ranks should hold the same tensor, so all are "
+    "compared",
 }
 
 

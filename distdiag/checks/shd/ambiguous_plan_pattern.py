@@ -16,9 +16,9 @@ class AmbiguousPlanPattern(Check[RuleView | ProgramPlanView]):
     """Two patterns of a sharding plan say different things about one parameter.
 
     ## What you see
-    One of the two patterns wins by the order in which they are written, and nothing says so. A
-    parameter is sharded, or replicated, against what the other pattern says; `*` crosses dots, so a
-    pattern often matches more than it was written for.
+    A parameter is sharded, or replicated, against what one of the two patterns says, and no error
+    tells so. The order of the patterns decides which one wins. `*` also matches dots, so a pattern
+    often matches more names than intended.
 
     ## Example
         [plan]
@@ -30,14 +30,15 @@ class AmbiguousPlanPattern(Check[RuleView | ProgramPlanView]):
         "model.*.experts.*" = "Shard(0) over ep"
 
     ## How to fix
-    Narrow one of the patterns, so that each parameter has one placement over each axis.
+    Narrow one of the two patterns, so that each parameter has one placement over each axis.
 
     Changes: The placement of the parameters that both patterns match, if the other pattern won.
 
     Leaves: Parameters that only one pattern matches.
 
     ## When it is not a defect
-    No parameter has a name that both patterns match; compare them with `model.named_parameters()`.
+    No parameter has a name that both patterns match: compare the patterns with the names in
+    `model.named_parameters()`.
 
     If so, add `ignore = ["SHD016"]` to `distdiag.toml`.
 

@@ -13,9 +13,9 @@ class CountedDummyStep(Check[OptimizerView]):
     """A step whose gradients were all zero counts in the state of an optimizer.
 
     ## What you see
-    The first real updates are too small: the step counter corrects the bias of running averages,
-    and it counts a step that added nothing to them. If the step had weight decay, it moved the
-    weights as well.
+    The first real updates are too small. The optimizer has counted a step whose gradients were all
+    zero, so its bias correction expects running averages that this step did not fill. Weight decay
+    may also have moved the weights in that step.
 
     ## Example
         # wrong: a step that only creates the optimizer's state counts
@@ -28,12 +28,13 @@ class CountedDummyStep(Check[OptimizerView]):
             state["step"].zero_()  # and restore lr and weight_decay
 
     ## How to fix
-    Set learning rate and weight decay to zero for that step, and reset every `step` in the state
-    after it.
+    For the step with zero gradients set `lr` and `weight_decay` in `optimizer.param_groups` to
+    zero, and after it set each `state["step"]` in `optimizer.state.values()` back to zero
+    (`state["step"].zero_()`).
 
-    Changes: The size of the first updates: they become those of a fresh optimizer.
+    Changes: The size of the first updates: they become the same as those of a new optimizer.
 
-    Leaves: What weight decay did in that step, unless it was zero.
+    Leaves: The effect of weight decay in that step, unless it was zero.
 
     ## When it is not a defect
     Every `step` in `optimizer.state` is zero before the first real step.
@@ -69,7 +70,7 @@ class CountedDummyStep(Check[OptimizerView]):
             grade=Grade.LIKELY,
             confidence=0.8,
             evidence=(
-                f"{first.num_steps} steps before this one, the counter in the state "
+                f"{first.num_steps} steps before this one, the step counter in its state "
                 f"says {first.least_count}"
             ),
         )

@@ -13,9 +13,9 @@ class DividedHeadCount(Check[ModelView]):
     """The number of attention heads is divided by the mesh although the projection is whole.
 
     ## What you see
-    Nothing fails where shapes happen to fit, but the loss is not that of one rank. Each rank
-    computes all heads with a whole projection and then cuts the result as if it were a part, so
-    that the heads are mixed up.
+    Attention mixes its heads up, and the loss differs from that of one rank without any error. The
+    projection of this module is whole on each rank, but the module has divided its number of heads
+    by the size of the mesh and cuts the result as if it were a part.
 
     ## Example
         # wrong: the plan keeps the fused projection `qkv` replicated
@@ -27,12 +27,12 @@ class DividedHeadCount(Check[ModelView]):
                 layer.attention.num_heads //= mesh["tp"].size()
 
     ## How to fix
-    Keep the number of heads in modules whose projection is whole, or shard the projection along the
-    heads.
+    Keep the full number of heads in modules whose projection is whole. Or shard the projection
+    along the heads (`ColwiseParallel()` in the plan of `parallelize_module`).
 
-    Changes: What attention computes: the result becomes that of one rank.
+    Changes: The result of attention: it becomes that of one rank.
 
-    Leaves: Weights that were trained with the heads mixed up.
+    Leaves: Weights that were trained while the heads were mixed up.
 
     ## When it is not a defect
     The projection of this module returns exactly as many heads as the module's attribute says.

@@ -14,8 +14,9 @@ class ForgottenParameter(Check[OptimizerView]):
     """Trainable parameters were made after the optimizers, and no optimizer holds them.
 
     ## What you see
-    The new part of the model never trains. Its gradients are computed, reduced and thrown away,
-    because an optimizer holds only the parameters that there were when it was made.
+    A new part of the model never trains: its gradients are computed, reduced and thrown away. An
+    optimizer holds only the parameters that exist when the optimizer is created, and these were
+    created later.
 
     ## Example
         # wrong: the optimizer does not know the new head
@@ -26,15 +27,15 @@ class ForgottenParameter(Check[OptimizerView]):
         optimizer = AdamW(model.parameters())
 
     ## How to fix
-    Make the optimizer after the model is complete, or give it the new parameters with
-    `add_param_group`.
+    Create the optimizer after the model is complete. Or add the new parameters:
+    `optimizer.add_param_group({"params": new.parameters()})`.
 
     Changes: The new part begins to train.
 
-    Leaves: Parameters that should stay as they are: set their `requires_grad` to False.
+    Leaves: Parameters that should not train: set their `requires_grad` to False.
 
     ## When it is not a defect
-    The parameters named here are not meant to be trained; then freeze them.
+    The parameters named here are not intended to train; then freeze them (`requires_grad_(False)`).
 
     If so, add `ignore = ["SHD013"]` to `distdiag.toml`.
 
@@ -56,8 +57,8 @@ class ForgottenParameter(Check[OptimizerView]):
             return
         first = view.by_rank[min(ranks)]
         yield self.finding(
-            f"{first_and_more(first.forgotten)} have gradients and no optimizer: they were made "
-            f"after {first.optimizer}",
+            f"{first_and_more(first.forgotten)} have gradients, but no optimizer holds them: they "
+            f"were created after {first.optimizer}",
             ranks=ranks,
             step=first.step,
             location=user_location(first.site.frames),
@@ -66,6 +67,6 @@ class ForgottenParameter(Check[OptimizerView]):
             confidence=0.85,
             evidence=(
                 f"{len(first.forgotten)} parameters with a gradient are in no "
-                "optimizer, and their modules were made after all of them"
+                "optimizer, and their modules were created after all optimizers"
             ),
         )

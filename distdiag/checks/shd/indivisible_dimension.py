@@ -17,7 +17,7 @@ class IndivisibleDimension(Check[RuleView | ProgramPlanView]):
 
     ## What you see
     Tokens go to the wrong expert, or an attention head is cut in two. DTensor and FSDP2 accept
-    uneven parts, but expert parallelism and attention around them expect equal ones.
+    parts of different sizes, but expert parallelism and attention expect equal parts.
 
     ## Example
         # wrong: 6 key-value heads over 4 ranks
@@ -28,8 +28,8 @@ class IndivisibleDimension(Check[RuleView | ProgramPlanView]):
         parallelize_module(attention, mesh["tp"], {"wk": ColwiseParallel()})
 
     ## How to fix
-    Choose an axis whose size divides the number of experts or heads, or replicate what cannot be
-    split.
+    Choose an axis whose size divides the number of experts or heads. Or replicate the parameter
+    over this axis.
 
     Changes: The shape of the mesh, and with it which ranks hold which part.
 

@@ -64,24 +64,25 @@ class MisscaledGradient(Check[ContributionView]):
     """Gradients are multiplied by a number that does not belong to them.
 
     ## What you see
-    The model, or some of its parameters, trains at another rate than it was told. Adam hides it in
-    the loss, but clipping, weight decay and the gradient norm are wrong; with SGD nothing is
-    learned, or too much.
+    The model, or some of its parameters, trains at a different rate than the optimizer was given,
+    because its gradients are multiplied by a factor that does not belong there. With Adam the loss
+    hides it, but clipping, weight decay and the gradient norm are wrong; with SGD the model learns
+    nothing, or diverges.
 
     ## Example
         dist.all_reduce(model.embed.weight.grad)  # wrong: DDP has averaged it already
         optimizer.step()                          # right: without that line
 
     ## How to fix
-    Average each gradient once over all ranks, and divide it by a loss scale only if the loss was
-    multiplied by it.
+    Average each gradient over all ranks exactly once. Call `scaler.unscale_(optimizer)`, or divide
+    by a loss scale, only if the loss was multiplied by it (`scaler.scale(loss).backward()`).
 
     Changes: The size of these gradients, and what is clipped.
 
     Leaves: The gradients of all other parameters.
 
     ## When it is not a defect
-    These parameters are meant to train at another rate, by this factor.
+    These parameters are intended to train at a rate that differs by this factor.
 
     If so, add `ignore = ["SHD023"]` to `distdiag.toml`.
 
@@ -130,9 +131,9 @@ class MisscaledGradient(Check[ContributionView]):
             first = next(e for e in view.found if any(o.name in names for o in e.outliers))
             size = f"{factor:g} times larger" if factor > 1 else f"{1 / factor:g} times smaller"
             yield self.finding(
-                f"what {RankSet(first.holders).phrase()} gave for the gradient of "
-                f"{first_and_more(names)} of {view.model} is applied {size} than for "
-                f"{len(first.names)} others",
+                f"the gradient of {first_and_more(names)} of {view.model} from "
+                f"{RankSet(first.holders).phrase()} is applied {size} than those of "
+                f"{len(first.names)} other parameters",
                 ranks=RankSet(first.holders),
                 step=first.step,
                 location=user_location(view.site.frames),

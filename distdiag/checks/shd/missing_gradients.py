@@ -18,7 +18,8 @@ class MissingGradients(Check[OptimizerView]):
 
     ## What you see
     The step changes nothing, and no error says so: optimizers skip parameters whose `grad` is None.
-    The loss of the next step is as if this one had not been taken.
+    Something cleared the gradients before the step, or no backward pass wrote gradients to these
+    parameters.
 
     ## Example
         for number, batch in enumerate(micro_batches):
@@ -30,15 +31,16 @@ class MissingGradients(Check[OptimizerView]):
         optimizer.step()
 
     ## How to fix
-    Let the last backward pass before the step reduce the gradients, and call `zero_grad` after the
-    step, not between the two.
+    Call `loss.backward()`, `optimizer.step()` and `optimizer.zero_grad()` in this order, so that
+    nothing clears the gradients before the step. With FSDP2, call
+    `model.set_requires_gradient_sync(True)` before the last backward pass of each step.
 
     Changes: The weights begin to change at this step.
 
-    Leaves: The steps before, which did nothing.
+    Leaves: Earlier steps that changed nothing.
 
     ## When it is not a defect
-    The step is meant to be empty, as for a batch that is skipped on all ranks.
+    The step is intended to be empty, for example for a batch that all ranks skip.
 
     If so, add `ignore = ["SHD005"]` to `distdiag.toml`. Once or twice it is only a note.
 

@@ -47,7 +47,7 @@ _SEEN: Final = {
 }
 _OTHERS: Final = {
     Neglect.UPDATED: "change each time",
-    Neglect.RESET: "begin anew each time",
+    Neglect.RESET: "are reset each time",
     Neglect.REDUCED: "are the same on all ranks",
 }
 
@@ -56,8 +56,9 @@ class NeglectedBuffer(Check[NeglectedBuffers]):
     """A buffer is not updated, reset or reduced as the same buffer of like modules is.
 
     ## What you see
-    One module of several runs on a statistic that nobody keeps: a bias that balances experts stays
-    zero, a counter grows for ever, or each rank goes by its own numbers. Nothing fails.
+    Nothing fails, but one module runs on a buffer that the program forgot: a bias that balances
+    experts stays zero, a counter grows for ever, or each rank has its own numbers. The same buffer
+    of similar modules is updated, reset or reduced.
 
     ## Example
         # wrong: the modules of the extra head are no layers of `model.layers`
@@ -68,14 +69,15 @@ class NeglectedBuffer(Check[NeglectedBuffers]):
             update_bias(moe)
 
     ## How to fix
-    Let what updates, resets or reduces the buffer walk over all modules of this class.
+    Let the code that updates, resets or reduces the buffer loop over all modules of this class:
+    `for module in model.modules(): if isinstance(module, Router): ...`.
 
-    Changes: What these modules compute from the buffer, such as which experts are chosen.
+    Changes: The results of these modules, for example which experts are chosen.
 
-    Leaves: Weights that were trained with the neglected buffer.
+    Leaves: Weights that were trained while the buffer was wrong.
 
     ## When it is not a defect
-    These modules are meant to be without the update, or get it at other steps than those named.
+    These modules are intended to be without the update, or get it at steps other than those named.
 
     If so, add `ignore = ["SHD025"]` to `distdiag.toml`.
 
@@ -97,7 +99,7 @@ class NeglectedBuffer(Check[NeglectedBuffers]):
         )
         steps = ", ".join(map(str, view.steps))
         yield self.finding(
-            f"{lacks} in {view.model}, as those of like modules are "
+            f"{lacks} in {view.model}, unlike those of similar modules "
             f"({first_and_more(view.siblings)}), at steps {steps}",
             ranks=view.ranks,
             subjects=names,
@@ -107,7 +109,7 @@ class NeglectedBuffer(Check[NeglectedBuffers]):
                 Evidence(
                     ranks=view.ranks,
                     summary=f"at {len(view.steps)} sampled steps {name} {_SEEN[neglect]}; "
-                    f"those of like modules {_OTHERS[neglect]}",
+                    f"those of similar modules {_OTHERS[neglect]}",
                 )
                 for name, neglect in view.buffers.items()
             ),

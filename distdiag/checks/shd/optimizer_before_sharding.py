@@ -14,9 +14,8 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
     """An optimizer holds the parameters that a model had before it was sharded or copied.
 
     ## What you see
-    Training runs and gradients look right, but the weights never change. Sharding, flattening or
-    moving a model replaces its parameters, a copy of it has others, and the optimizer goes on with
-    the old ones.
+    Training runs and the gradients look right, but the weights never change. Sharding, flattening,
+    moving or copying a model creates new parameters, and the optimizer still holds the old ones.
 
     ## Example
         # wrong
@@ -27,14 +26,15 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
         optimizer = AdamW(model.parameters())
 
     ## How to fix
-    Create the optimizer from `model.parameters()` after the model was wrapped or copied.
+    Create the optimizer after the model is wrapped, sharded or copied, from the final model:
+    `optimizer = torch.optim.AdamW(model.parameters())`.
 
     Changes: The weights begin to change: the learning rate takes effect.
 
-    Leaves: Checkpoints of the optimizer that were written meanwhile: they hold no history.
+    Leaves: Checkpoints of the optimizer that were written meanwhile: they contain no useful state.
 
     ## When it is not a defect
-    The parameters named here have other values after the step than before it.
+    The values of the parameters named here change in the step.
 
     If so, add `ignore = ["SHD001"]` to `distdiag.toml`.
 
@@ -55,8 +55,8 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
         ranks = RankSet(stale)
         first = stale[min(stale)]
         yield self.finding(
-            f"{first.optimizer} holds {first.num_foreign} parameters that no model has any more; "
-            f"{first_and_more(first.replaced)} have gradients and no optimizer",
+            f"{first.optimizer} holds {first.num_foreign} parameters that are no longer in any "
+            f"model; {first_and_more(first.replaced)} have gradients, but no optimizer holds them",
             ranks=ranks,
             step=first.step,
             location=user_location(first.site.frames),
@@ -76,7 +76,8 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
         yield self.finding(
             f"{first.optimizer} holds {first.num_parameters} parameters that have no gradient; "
             f"{first_and_more(first.copied)} of {first.copied_model}, another copy of the same "
-            f"model, have gradients and no optimizer on {ranks.phrase()}, and never change",
+            f"model, have gradients, but no optimizer holds them on {ranks.phrase()}: they never "
+            "change",
             ranks=ranks,
             step=first.step,
             location=user_location(first.site.frames),

@@ -12,8 +12,9 @@ class ParameterAddedAfterSharding(Check[StartReplicas | GradientReplicas]):
     """A trainable parameter was added to a model that FSDP2 had sharded before.
 
     ## What you see
-    Each rank trains its own version of the parameter, and a checkpoint holds that of rank 0. FSDP2
-    serves the parameters that it finds when it wraps: later ones it neither broadcasts nor reduces.
+    Each rank trains its own version of the parameter, and the checkpoint holds that of rank 0.
+    FSDP2 manages only the parameters that exist when `fully_shard` is called: it does not reduce
+    the gradients of parameters that are added later.
 
     ## Example
         # wrong: the adapters come after sharding
@@ -24,12 +25,13 @@ class ParameterAddedAfterSharding(Check[StartReplicas | GradientReplicas]):
         fully_shard(model)
 
     ## How to fix
-    Add the parameters before `fully_shard`. If that is impossible, broadcast them once and
-    all-reduce their gradients before every step.
+    Add the parameters before the call of `fully_shard(model)`, with the same values on all ranks.
+    If that is impossible, broadcast them once (`dist.broadcast(p.data, src=0)`) and all-reduce
+    their gradients before every step.
 
-    Changes: The parameters become shards, and an optimizer must be made of the new ones.
+    Changes: The parameters become shards; create the optimizer after that.
 
-    Leaves: Values and optimizer state that have diverged already.
+    Leaves: Values and optimizer state that have already diverged.
 
     ## When it is not a defect
     The program broadcasts the parameter and reduces its gradient itself before each step.
@@ -53,8 +55,8 @@ class ParameterAddedAfterSharding(Check[StartReplicas | GradientReplicas]):
         names = names_of(late)
         what = "values" if isinstance(view, StartReplicas) else "gradients"
         yield self.finding(
-            f"{first_and_more(names)} of {view.model} were added after the model had been "
-            f"sharded, and {view.ranks.phrase()} hold different {what}",
+            f"{first_and_more(names)} of {view.model} were added after the model was sharded, "
+            f"and {view.ranks.phrase()} hold different {what}",
             ranks=view.ranks,
             step=view.step,
             location=location_on(view, view.ranks),

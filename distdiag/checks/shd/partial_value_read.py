@@ -13,9 +13,9 @@ class PartialValueRead(Check[PartialRead]):
     """A program reads its own part of a sum or norm as if it were the whole.
 
     ## What you see
-    The number that is logged, compared or used to clip is that of one rank. A gradient norm is too
-    small by the square root of the number of shards. DTensor puts a reduction off until it is
-    needed, and `item()` takes what is there.
+    A number that is logged, compared or used for clipping belongs to one rank only; a gradient norm
+    is too small by the square root of the number of shards. DTensor delays the reduction over the
+    ranks, and `item()` reads the value before that reduction.
 
     ## Example
         # wrong: the norm of this rank's shard
@@ -24,14 +24,16 @@ class PartialValueRead(Check[PartialRead]):
         norm = torch.linalg.vector_norm(weight.grad).full_tensor().item()
 
     ## How to fix
-    Call `full_tensor()` before `item()` or `float()`, on all ranks of the mesh.
+    Call `value.full_tensor().item()` instead of `value.item()` or `float(value)`, on all ranks of
+    the mesh.
 
-    Changes: The number; and the call becomes a collective, so that all ranks must make it.
+    Changes: The number. The call becomes a collective, so all ranks must make it.
 
-    Leaves: Decisions that were taken from the partial number before.
+    Leaves: Decisions that were already made with the partial number.
 
     ## When it is not a defect
-    The program wants this rank's part, and reduces it later; then write `value.to_local().item()`.
+    The program needs the part of this rank and reduces it later; then write
+    `value.to_local().item()`.
 
     If so, add `ignore = ["SHD011"]` to `distdiag.toml`.
 

@@ -93,7 +93,7 @@ class PartlyReducedGradient(Check[ContributionView]):
     Leaves: The copies that differ already since earlier steps.
 
     ## When it is not a defect
-    The ranks are meant to add something of their own to a gradient that they share.
+    Each rank is intended to add something of its own to a gradient that they share.
 
     If so, add `ignore = ["SHD021"]` to `distdiag.toml`. Steps whose passes are all each rank's
     own, as those of local SGD, are not meant here.

@@ -16,9 +16,9 @@ class PlacementContradiction(Check[RuleView | ProgramPlanView]):
     """A tensor is not placed as the sharding plan says.
 
     ## What you see
-    Memory, collectives and gradients are not those that were planned: one rank trains experts as if
-    they were all of them, or nobody reduces partial sums. What shards the model follows its own
-    configuration, and nothing compares it with the plan.
+    Memory, collectives and gradients differ from what you planned: one rank may train a few experts
+    as if they were all experts, or nothing reduces partial sums. The code that shards the model has
+    its own configuration, and it does not match the plan.
 
     ## Example
         # wrong: loading with assign=True replaces the sharded parameters by whole ones
@@ -29,12 +29,12 @@ class PlacementContradiction(Check[RuleView | ProgramPlanView]):
         parallelize_module(model, mesh["tp"], plan)
 
     ## How to fix
-    Apply the plan after everything that replaces parameters, or write down in `[plan]` how the
-    parameter is meant to be sharded.
+    Apply the plan after everything that replaces parameters (loading, tying, wrapping). Or, if the
+    model is right, correct the rule in `[plan]` of `distdiag.toml`.
 
     Changes: Which ranks hold which part, and over which ranks gradients are reduced.
 
-    Leaves: Checkpoints that were written with the other placement.
+    Leaves: Checkpoints that were written with the wrong placement.
 
     ## When it is not a defect
     `parameter.placements` and `parameter.device_mesh` are as intended. Then correct the rule in

@@ -13,8 +13,8 @@ class PlacementCountMismatch(Check[ModelView]):
     """A parameter has more or fewer placements than its mesh has dimensions.
 
     ## What you see
-    Operations fail later with messages about placements that nobody wrote, or reduce over too few
-    ranks. How the tensor lies along the other dimensions of the mesh is undefined.
+    Later operations fail with messages about placements that you did not write, or reduce over too
+    few ranks. The tensor has no placement for some dimension of its mesh, or one too many.
 
     ## Example
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
@@ -24,12 +24,12 @@ class PlacementCountMismatch(Check[ModelView]):
         weight = DTensor.from_local(shard, mesh, [Replicate(), Shard(0)])
 
     ## How to fix
-    Pass one placement for each dimension of the mesh, in their order: `Replicate()` where nothing
-    is split.
+    Pass one placement for each dimension of the mesh, in the order of the mesh, with `Replicate()`
+    where the tensor is not split: `distribute_tensor(tensor, mesh, [Shard(0), Replicate()])`.
 
     Changes: Which ranks hold which part, and over which ranks gradients are reduced.
 
-    Leaves: Tensors that were built from the wrong layout before.
+    Leaves: Tensors that were already built from the wrong layout.
 
     ## When it is not a defect
     `len(tensor.placements)` equals `tensor.device_mesh.ndim`.

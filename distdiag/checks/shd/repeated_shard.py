@@ -24,9 +24,9 @@ class RepeatedShard(Check[RepeatedSums]):
     """Ranks add up what a layer makes, and all of them hold the same shard of it.
 
     ## What you see
-    The loss falls as that of a model that is narrower than yours. Each rank drew its shard with the
-    same seed, so that all shards begin alike, get the same gradients and stay alike. The sum over
-    the ranks is one part times the number of ranks.
+    The loss falls like that of a model that is narrower than yours. Each rank drew its shard with
+    the same seed, so all shards begin equal, get equal gradients and stay equal; the sum over the
+    ranks is one part times the number of ranks.
 
     ## Example
         torch.manual_seed(0)                                   # wrong: all ranks draw one shard
@@ -34,12 +34,13 @@ class RepeatedShard(Check[RepeatedSums]):
         self.weight = nn.Parameter(torch.randn(width, width // tp_size))
 
     ## How to fix
-    Draw each rank's shard with a seed of its own, or draw the whole tensor with one seed and let
-    each rank keep its part.
+    Initialise the shards with a different seed on each rank: `torch.manual_seed(seed + tp_rank)`
+    before the layer is created. Or create the whole tensor with one seed and let each rank keep its
+    part.
 
     Changes: The values with which the shards begin.
 
-    Leaves: Tensors that the ranks share as copies: draw those with one seed, before.
+    Leaves: Tensors that the ranks share as copies: initialise them with the same seed, before.
 
     ## When it is not a defect
     The layer is a copy on each rank, and the program divides the sum by the number of ranks.
@@ -61,8 +62,8 @@ class RepeatedShard(Check[RepeatedSums]):
         model, _, layer = event.module.partition("/")
         steps = " and ".join(map(str, view.steps))
         yield self.finding(
-            f"{ranks.phrase()} hold the same {first_and_more(names)} of {model} and add up what "
-            f"{layer or model} makes of them, so that the sum is one part times {len(ranks)}; "
+            f"{ranks.phrase()} hold equal shards of {first_and_more(names)} of {model} and add up "
+            f"the results of {layer or model}, so that the sum is one part times {len(ranks)}; "
             "shards should differ",
             ranks=ranks,
             step=event.step,
@@ -73,7 +74,8 @@ class RepeatedShard(Check[RepeatedSums]):
             evidence=(
                 Evidence(
                     ranks=ranks,
-                    summary=f"gave the same to the sum and held the same weights at steps {steps}",
+                    summary=f"added the same values to the sum and held the same weights at steps "
+                    f"{steps}",
                     location=user_location(event.site.frames),
                     values={"given": event.digest, **dict(event.weights)},
                 ),

@@ -132,9 +132,8 @@ class ShardingPlanMismatch(Check[ModelView]):
     """Ranks shard or wrap one model differently.
 
     ## What you see
-    Ranks gather and reduce by their own plan, and no backend compares the plans. The job hangs or
-    aborts on tensors of different sizes; where sizes agree by chance, it trains on tensors that do
-    not belong together.
+    The job hangs, aborts on tensors of different sizes, or trains on tensors that do not belong
+    together. Each rank gathers and reduces by its own plan, and no backend compares the plans.
 
     ## Example
         # wrong: the layer is trained everywhere but on rank 0
@@ -146,14 +145,15 @@ class ShardingPlanMismatch(Check[ModelView]):
         fully_shard(model)
 
     ## How to fix
-    Derive the plan from the configuration and the model alone, so that it is the same on all ranks.
+    Compute the plan from the configuration and the model alone (not from the rank, its memory or
+    its files), so that it is the same on all ranks.
 
     Changes: Which collectives the ranks issue, and the shards that they hold.
 
-    Leaves: Checkpoints that were written with the differing plans.
+    Leaves: Checkpoints that were written with the different plans.
 
     ## When it is not a defect
-    Each rank has this tensor for itself, as its own part of a model.
+    Each rank is intended to have this tensor for itself, as its own part of a model.
 
     If so, add `ignore = ["SHD002"]` to `distdiag.toml`. Where nothing says that ranks share it, it
     is only a note.

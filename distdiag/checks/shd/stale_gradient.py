@@ -22,8 +22,9 @@ class StaleGradient(Check[ContributionView]):
     """A step applies the gradient of an earlier step once more.
 
     ## What you see
-    Gradients add up over steps: the first steps look right, then the updates grow and point to
-    where earlier batches pointed. The loss falls more slowly, or not at all.
+    The first steps look right, then the updates become too large and follow earlier batches; the
+    loss falls slowly or not at all. The gradient of an earlier step was not cleared and is applied
+    again.
 
     ## Example
         for batch in batches:
@@ -33,17 +34,17 @@ class StaleGradient(Check[ContributionView]):
             optimizer.zero_grad()
 
     ## How to fix
-    Clear the gradients of all parameters once after each step, those of the copy in lower
-    precision too. With FSDP2 call `optimizer.zero_grad()`, or `model.zero_grad()` before the
-    forward pass: between forward and backward pass the outermost module holds its gathered
-    parameters, and `model.zero_grad()` does not reach the shards that keep the gradients.
+    Call `optimizer.zero_grad()` once after each `optimizer.step()`; if there is a copy of the model
+    in lower precision, clear its gradients as well. With FSDP2 do not call `model.zero_grad()`
+    between forward and backward pass: the outermost module then holds its gathered parameters, and
+    the call does not reach the shards that keep the gradients.
 
-    Changes: The gradient of every step but the first: it becomes that of its own batch.
+    Changes: The gradient of every step but the first: it becomes the gradient of its own batch.
 
     Leaves: The accumulation over several passes before one step.
 
     ## When it is not a defect
-    The program means to add up the gradients of several steps.
+    The program is intended to add up the gradients of several steps.
 
     If so, add `ignore = ["SHD022"]` to `distdiag.toml`.
 
@@ -65,8 +66,8 @@ class StaleGradient(Check[ContributionView]):
         ranks = RankSet(rank for each in found for rank in each.ranks)
         yield self.finding(
             f"step {first.step} applies the gradient of {first_and_more(first.kept)} of "
-            f"{view.model} that step {first.step - 1} has applied already, together with that of "
-            "its own passes: it was not cleared in between",
+            f"{view.model} that step {first.step - 1} already applied, together with its own: "
+            "the gradient was not cleared in between",
             ranks=ranks,
             step=first.step,
             location=user_location(view.site.frames),

@@ -15,9 +15,9 @@ class StaleOptimizerState(Check[OptimizerView]):
     """An optimizer keeps its state for parameters that it does not hold any more.
 
     ## What you see
-    Moments, accumulators and step counts start anew, or the optimizer fails. The old entries keep
-    whole, unsharded tensors in memory. The state is keyed by parameter objects, and these were
-    replaced.
+    Moments and step counts restart from zero, or the optimizer fails, and the old state keeps
+    whole, unsharded tensors in memory. The state belongs to parameter objects that were replaced
+    after the optimizer was created.
 
     ## Example
         optimizer = Adagrad(model.parameters())  # it fills its state at once
@@ -28,15 +28,15 @@ class StaleOptimizerState(Check[OptimizerView]):
         optimizer = Adagrad(model.parameters())
 
     ## How to fix
-    Make the optimizer after sharding, or move each entry of the state to the new parameter and
-    shard its tensors alike.
+    Create the optimizer after sharding. Or move each entry of `optimizer.state` to the new
+    parameter, with its tensors sharded like the parameter.
 
-    Changes: The next updates: they continue from the history instead of starting anew.
+    Changes: The next updates: they continue with the old moments instead of new ones.
 
-    Leaves: The steps that were taken without it.
+    Leaves: Steps that were already taken without this state.
 
     ## When it is not a defect
-    Every key of `optimizer.state` is in one of `optimizer.param_groups`.
+    Every key of `optimizer.state` is a parameter in `optimizer.param_groups`.
 
     If so, add `ignore = ["SHD007"]` to `distdiag.toml`.
 
@@ -57,8 +57,8 @@ class StaleOptimizerState(Check[OptimizerView]):
         ranks = RankSet(stale)
         first = stale[min(stale)]
         yield self.finding(
-            f"{first.optimizer} has the state of {first.num_stale_states} parameters that it does "
-            f"not hold, and none of {first_and_more(first.stateless)}",
+            f"{first.optimizer} keeps state for {first.num_stale_states} parameters that it does "
+            f"not hold, and has no state for {first_and_more(first.stateless)}",
             ranks=ranks,
             step=first.step,
             location=user_location(first.site.frames),

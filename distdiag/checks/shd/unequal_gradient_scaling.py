@@ -39,8 +39,9 @@ class UnequalGradientScaling(Check[ScalingView | StageScalings]):
     """Ranks scale the gradients of one model by different factors.
 
     ## What you see
-    Each shard of the model is clipped by another coefficient, because each rank computed the norm
-    of its own shards. The direction of the update is wrong and depends on the number of ranks.
+    The direction of the update is wrong and depends on the number of ranks. Each shard of the model
+    is clipped by a different coefficient, because each rank computed the norm of its own shards
+    only.
 
     ## Example
         grads = [p.grad.to_local() for p in model.parameters()]
@@ -51,16 +52,17 @@ class UnequalGradientScaling(Check[ScalingView | StageScalings]):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
     ## How to fix
-    Use `torch.nn.utils.clip_grad_norm_` on the sharded parameters, or sum the squared norms over
-    all ranks that hold shards before the coefficient is computed.
+    Call `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)` on the sharded parameters.
+    Or sum the squared norms over all ranks that hold shards (`dist.all_reduce(squared_norm)`)
+    before the coefficient is computed.
 
     Changes: The size of the clipped gradient, and so the effective learning rate.
 
-    Leaves: The threshold: a global norm is larger than a local one.
+    Leaves: The threshold: the norm over all ranks is larger than that of one rank.
 
     ## When it is not a defect
-    All ranks multiply their gradients by the same coefficient; print it on each of them. Or stages
-    of a pipeline are meant to be clipped each by itself.
+    All ranks multiply their gradients by the same coefficient (print it on each rank), or each
+    stage of a pipeline is intended to be clipped by itself.
 
     If so, add `ignore = ["SHD006"]` to `distdiag.toml`.
 
@@ -90,9 +92,10 @@ class UnequalGradientScaling(Check[ScalingView | StageScalings]):
                 grade=Grade.LIKELY,
                 confidence=0.8,
                 evidence=tuple(_factor(rank, by_rank[rank]) for rank in ranks),
-                why="Each stage is clipped by the norm of its own gradients. The direction of the "
-                "update is wrong and depends on where the model is cut.",
-                fix="Sum the squared norms over all stages before the coefficient is computed.",
+                why="Each stage is clipped by the norm of its own gradients only. The direction of "
+                "the update is wrong and depends on where the model is cut.",
+                fix="Sum the squared norms over all stages (`dist.all_reduce(squared_norm)`) "
+                "before the coefficient is computed.",
             )
 
     def _model(self, view: ScalingView) -> Iterator[Finding]:

@@ -48,8 +48,9 @@ class UnheldParameter(Check[UnheldView]):
     """A parameter that other ranks train is in no optimizer of a rank.
 
     ## What you see
-    The loss falls, but slower than it should: this rank's shards, or its copies, keep their first
-    values. An optimizer knows parameters by identity, and on this rank it was given others.
+    The loss falls, but more slowly than it should: the shards or copies of this rank keep their
+    first values. The optimizer of this rank was created with parameters that are no longer those of
+    the model.
 
     ## Example
         # wrong: parameters on meta all lie at address 0, so the last one stands for all of them
@@ -60,15 +61,16 @@ class UnheldParameter(Check[UnheldView]):
         group["params"] = [new[name] for name in names]
 
     ## How to fix
-    Make the optimizer on all ranks after the model was sharded and materialised, or exchange its
-    parameters by name.
+    Create the optimizer on all ranks after the model is sharded and materialised. Or replace the
+    parameters in `optimizer.param_groups` by those of the model with the same names.
 
     Changes: These parts of the model begin to train.
 
-    Leaves: Checkpoints that were written before: they hold parts that were never trained.
+    Leaves: Checkpoints that were already written: they hold parts that were never trained.
 
     ## When it is not a defect
-    These ranks are meant to keep their part as it is; then freeze it there.
+    These ranks are intended to keep their part unchanged; then freeze it there
+    (`requires_grad_(False)`).
 
     If so, add `ignore = ["SHD024"]` to `distdiag.toml`.
 
@@ -88,8 +90,8 @@ class UnheldParameter(Check[UnheldView]):
         names = tuple(dict.fromkeys(name for each in view.unheld.values() for name in each))
         location = user_location(view.sites[min(ranks)].frames)
         yield self.finding(
-            f"{first_and_more(names)} of {view.model} have gradients and no optimizer on "
-            f"{ranks.phrase()}, and never change there, though optimizers of "
+            f"{first_and_more(names)} of {view.model} have gradients, but no optimizer holds "
+            f"them on {ranks.phrase()}, where they never change; optimizers of "
             f"{view.holders.phrase()} hold them",
             ranks=ranks,
             location=location,

@@ -14,8 +14,8 @@ class UnhookedMethod(Check[JobView]):
     """A method of a sharded model is called in the place of its forward pass.
 
     ## What you see
-    An operator complains that it got plain tensors and DTensors together. FSDP2 gathers parameters
-    when the module itself is called. In another method they are still the shards.
+    An operator fails because it got plain tensors and DTensors together. FSDP2 gathers the
+    parameters only when the module itself is called; inside any other method they are still shards.
 
     ## Example
         fully_shard(model)
@@ -23,14 +23,15 @@ class UnhookedMethod(Check[JobView]):
         register_fsdp_forward_method(model, "compute_loss")       # right: before that
 
     ## How to fix
-    Tell FSDP2 of the method by `register_fsdp_forward_method`, or call it from `forward`.
+    Register the method: `register_fsdp_forward_method(model, "generate")` (from
+    `torch.distributed.fsdp`). Or call the method from `forward`.
 
-    Changes: Parameters are gathered before the method, and kept as shards again after it.
+    Changes: FSDP2 gathers the parameters before the method and shards them again after it.
 
-    Leaves: What the method computes.
+    Leaves: The result of the method.
 
     ## When it is not a defect
-    The method is meant to work on shards, and the exception has another reason.
+    The method is intended to work on shards, and the exception has a different reason.
 
     If so, add `ignore = ["SHD026"]` to `distdiag.toml`.
 
@@ -57,8 +58,8 @@ class UnhookedMethod(Check[JobView]):
         first = found[min(found)]
         where = user_location(first.frames)
         yield self.finding(
-            f"{RankSet(found).phrase()} called {first.unhooked}, of which FSDP2 does not know, so "
-            "that its parameters were not gathered: "
+            f"{RankSet(found).phrase()} called {first.unhooked}, which FSDP2 does not know, so its "
+            "parameters were not gathered: "
             f"{raised_phrase(view.states[min(found)])}",
             ranks=RankSet(found),
             step=first.step,

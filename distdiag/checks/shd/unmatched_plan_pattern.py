@@ -15,9 +15,9 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
     """A pattern of a sharding plan matches nothing.
 
     ## What you see
-    What the pattern should have sharded stays whole on every rank: memory runs out, or replicated
-    weights meet sharded activations. What DDP should have ignored is averaged over ranks, such as
-    experts. Frameworks skip a name that does not exist without an error.
+    A layer that the pattern should have sharded stays whole on every rank, so that memory runs out
+    or shapes do not fit; a tensor that DDP should have ignored (experts) is averaged over ranks.
+    Frameworks skip a name that does not exist, without an error.
 
     ## Example
         # wrong: the module is called `attention`
@@ -27,8 +27,9 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
         parallelize_module(model, mesh["tp"], plan)
 
     ## How to fix
-    Write the names that the model has when the plan is applied, wrappers such as
-    `base_model.model.` included, or delete the pattern.
+    Write the names that the model has when the plan is applied (print
+    `[name for name, _ in model.named_modules()]`), with prefixes of wrappers, for example
+    `base_model.model.`. Or delete the pattern.
 
     Changes: Which tensors are sharded or left to each rank, and so memory, collectives and
     checkpoints.
@@ -36,7 +37,7 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
     Leaves: Checkpoints that were written without the sharding.
 
     ## When it is not a defect
-    The plan serves several models, and this one does not have the module.
+    The plan serves several models, and this model does not have the module.
 
     If so, add `ignore = ["SHD014"]` to `distdiag.toml`.
 

@@ -35,8 +35,8 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView
     """An optimizer applies gradients that differ between the copies of a parameter.
 
     ## What you see
-    Each rank updates its copy by the gradient of its own batch, heads or tokens. From this step on
-    the ranks train different models; the loss looks plausible.
+    From this step on the ranks train different models, while the loss looks plausible. Each rank
+    updates its copy of the parameter with the gradient of its own batch, heads or tokens.
 
     ## Example
         loss.backward()
@@ -46,15 +46,17 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView
         optimizer.step()
 
     ## How to fix
-    All-reduce the gradient over all ranks that hold copies, once, after the last backward pass and
-    before clipping and the step.
+    All-reduce the gradient over all ranks that hold a copy, once, after the last backward pass and
+    before clipping and the step: `dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)`. Or wrap the model
+    in DDP, which does this.
 
     Changes: The gradient of every copy: it becomes the mean or the sum over the ranks.
 
-    Leaves: The copies that differ already since earlier steps.
+    Leaves: Copies that have already diverged in earlier steps.
 
     ## When it is not a defect
-    The ranks are meant to train models of their own, or average their weights now and then.
+    Each rank is intended to train its own model, or the ranks average their weights from time to
+    time.
 
     If so, add `ignore = ["SHD004"]` to `distdiag.toml`.
 
@@ -86,17 +88,18 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView
         ranks = RankSet(first.ranks)
         yield self.finding(
             f"the gradient of {first_and_more(tuple(names))} of {view.model} was not reduced over "
-            f"{ranks.phrase()}, which hold shards of it: step {first.step} applies what one rank "
-            "alone gave",
+            f"{ranks.phrase()}, which hold shards of it: step {first.step} applies the gradient "
+            "of one rank alone",
             ranks=ranks,
             step=first.step,
             location=user_location(view.site.frames),
             subjects=tuple(names),
             evidence=tuple(_given(rank, names) for rank in sorted(set(names.values()))),
-            why="Each rank steps its shard by a gradient that lacks the batches of all others, so "
-            "that most of each batch is not trained on; the loss looks plausible.",
-            fix="Reduce the gradients over all ranks that hold shards before the step. Where the "
-            "library was to do so, its settings or its version do not fit this device.",
+            why="The model learns from a part of each batch only, although the loss looks "
+            "plausible. Each rank updates its shard with a gradient that lacks the batches of all "
+            "other ranks.",
+            fix="Reduce the gradients over all ranks that hold shards, before the step. If a "
+            "library should do this, check its settings and its version for this device.",
         )
 
     def _of_same_work(self, view: SameWorkView) -> Iterator[Finding]:
@@ -107,8 +110,8 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView
         yield self.finding(
             f"the gradient of {first_and_more(view.apart)} of {view.model} differs between "
             f"{ranks.phrase()}, which hold copies of it, are given the same inputs and exchange "
-            f"activations, while those of {len(view.equal)} other parameters are the same at step "
-            f"{view.step}: it was not summed over them",
+            f"activations, while those of {len(view.equal)} other parameters are equal at step "
+            f"{view.step}: it was not summed over these ranks",
             ranks=ranks,
             step=view.step,
             location=user_location(view.site.frames),
@@ -119,15 +122,17 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView
             evidence=(
                 Evidence(
                     ranks=ranks,
-                    summary=f"{len(view.apart)} parameters were the same at first, had different "
-                    f"gradients at {view.num_samples} steps and differ since then; the same were "
-                    f"at first those of {', '.join(view.equal[:3])} and others",
+                    summary=f"{len(view.apart)} parameters were equal at first, had different "
+                    f"gradients at {view.num_samples} steps and differ since then; the gradients "
+                    f"of {', '.join(view.equal[:3])} and others were equal at first",
                 ),
             ),
-            why="Each rank's part of a layer gives one part of the gradient of what goes into it. "
-            "Without the sum, the copies of all layers before it drift apart.",
-            fix="Sum the gradient of what goes into the layer over these ranks in its backward "
-            "pass, as the activations that leave it are summed in the forward pass.",
+            why="The copies of all layers before a split layer drift apart. Each rank's part of "
+            "the split layer computes one part of the gradient of its input, and these parts were "
+            "not summed over the ranks.",
+            fix="All-reduce the gradient of the input of the split layer over these ranks in the "
+            "backward pass, as you all-reduce its output in the forward pass: an autograd function "
+            "whose `backward` calls `dist.all_reduce(gradient, group=tp_group)`.",
         )
 
     def _of_copies(self, view: GradientReplicas) -> Iterator[Finding]:
@@ -163,5 +168,6 @@ def _given(rank: int, names: dict[str, int]) -> Evidence:
     mine = tuple(name for name, giver in names.items() if giver == rank)
     return Evidence(
         ranks=RankSet([rank]),
-        summary=f"gave all that is applied to {first_and_more(mine)}, measured by weighted sums",
+        summary=f"contributed the whole gradient that is applied to {first_and_more(mine)}, by "
+        "weighted sums",
     )

@@ -21,9 +21,9 @@ class UnshardedParameter(Check[ModelView]):
     """Parts of a sharded model belong to no wrapped module, or the whole model to a single one.
 
     ## What you see
-    FSDP2 neither broadcasts nor reduces parameters outside of the modules that it was called on, so
-    each rank trains its own. Of a single unit it gathers all parameters at once, so that the peak
-    of memory is that of the whole model.
+    Each rank trains its own version of these parameters, or memory peaks at the size of the whole
+    model. FSDP2 manages only the modules on which `fully_shard` was called: it does not reduce the
+    gradients of parameters outside, and gathers all parameters of one unit at once.
 
     ## Example
         # wrong: embedding and head are left out
@@ -35,12 +35,12 @@ class UnshardedParameter(Check[ModelView]):
         fully_shard(model)
 
     ## How to fix
-    Call `fully_shard` on each block first and on the root last.
+    Call `fully_shard(block)` on each block first, and `fully_shard(model)` on the root last.
 
     Changes: The parameters become shards, and their gradients are reduced; units are gathered one
     by one.
 
-    Leaves: Copies that differ already, and parameters that were ignored on purpose.
+    Leaves: Copies that have already diverged, and parameters that were ignored on purpose.
 
     ## When it is not a defect
     The program reduces the gradients of these parameters itself before each step, or the whole
@@ -75,7 +75,7 @@ class UnshardedParameter(Check[ModelView]):
             yield self._note(
                 view,
                 large,
-                f"{view.model} is one unit although it is made of repeated blocks: all "
+                f"{view.model} is one unit although it has repeated blocks: all "
                 "its parameters are gathered at once",
                 (view.model,),
             )

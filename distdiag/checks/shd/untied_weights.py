@@ -13,8 +13,9 @@ class UntiedWeights(Check[ContentView]):
     """Weights that should be tied, by the configuration or since they were, are not one tensor.
 
     ## What you see
-    Embedding and head train apart. A checkpoint leaves the head out because it is tied, and loading
-    fills it from the embedding: the model that resumes is another one, and its loss jumps.
+    The embedding and the head train separately. The checkpoint leaves the head out, because it
+    counts as tied, and loading fills it from the embedding: the resumed model is a different one,
+    and its loss jumps.
 
     ## Example
         model = build_on_meta_device(config)  # with model.head.weight = model.embed.weight
@@ -25,11 +26,12 @@ class UntiedWeights(Check[ContentView]):
         model.head.weight = model.embed.weight  # or model.tie_weights()
 
     ## How to fix
-    Tie the weights again after the model was materialised or loaded and before it is sharded.
+    Tie the weights again after the model is materialised or loaded and before it is sharded:
+    `model.tie_weights()`, or `model.head.weight = model.embed.weight`.
 
-    Changes: The head becomes the embedding: fewer parameters, another output.
+    Changes: The head becomes the embedding: fewer parameters, a different output.
 
-    Leaves: Checkpoints that were saved without the head while it was a tensor of its own.
+    Leaves: Checkpoints that were saved without the head while the head was a separate tensor.
 
     ## When it is not a defect
     Both names give the same tensor: `model.embed.weight is model.head.weight`.

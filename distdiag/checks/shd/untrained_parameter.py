@@ -14,9 +14,9 @@ class UntrainedParameter(Check[UntrainedView]):
     """An optimizer holds trainable parameters that never had a gradient.
 
     ## What you see
-    These parameters keep their first values, because the loss does not depend on them, and
-    optimizers skip them without an error. Where only some ranks have gradients of them, the copies
-    diverge.
+    These parameters keep their first values: the loss does not depend on them, and optimizers skip
+    parameters without a gradient, without an error. If only some ranks have a gradient for them,
+    the copies diverge.
 
     ## Example
         # wrong: only some ranks use the vision tower
@@ -27,12 +27,13 @@ class UntrainedParameter(Check[UntrainedView]):
         loss = text_loss + vision_loss
 
     ## How to fix
-    Use the parameters in the loss on every rank, if only with the factor zero, or set their
-    `requires_grad` to False.
+    Use the parameters in the loss on every rank (if need be with factor zero:
+    `loss = loss + 0.0 * p.sum()`). Or freeze them with `p.requires_grad_(False)` before the
+    optimizer is created.
 
-    Changes: The parameters begin to train, or are known not to.
+    Changes: The parameters begin to train, or are frozen openly.
 
-    Leaves: Checkpoints, which hold the values with which the parameters were made.
+    Leaves: Checkpoints, which hold the initial values of these parameters.
 
     ## When it is not a defect
     The parameters are used from a later step on, or only in steps that were not sampled.

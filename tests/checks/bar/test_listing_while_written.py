@@ -17,7 +17,7 @@ def test_a_listing_whose_entries_are_used_names_the_lister():
     (finding,) = alarms(ListingWhileWritten, listed(is_followed=True))
     assert finding.ranks == RankSet([1])
     assert "rank 1 lists out at train.py:8" in finding.message
-    assert "whether config.json is listed depends on luck" in finding.message
+    assert "whether config.json is listed depends on timing" in finding.message
 
 
 def test_a_listing_that_leads_to_nothing_of_the_others_is_no_defect():

@@ -50,7 +50,7 @@ def test_a_strict_load_that_was_refused_is_no_matter_of_a_renamed_head():
     renamed = {"num_renamed": 2, "renamed_bytes": 100, "given_prefix": "a.", "wanted_prefix": "b."}
     (finding,) = found(is_refused=True, missing_bytes=900, num_missing=8, **renamed)
     assert finding.severity is Severity.WARNING
-    assert "a strict load failed, and the program went on" in finding.message
+    assert "a strict load failed, and the program caught the error and went on" in finding.message
 
 
 def test_a_new_head_is_a_note():

@@ -22,7 +22,7 @@ def test_a_schedule_that_goes_on_with_a_new_optimizer_is_a_warning():
 def test_a_state_that_went_to_an_optimizer_that_never_steps_is_a_warning():
     (finding,) = found(num_lost=6, schedule_step=-1, num_loaded=0)
     assert finding.severity is Severity.WARNING
-    assert "another one that never stepped" in finding.message
+    assert "a different optimizer, which never stepped" in finding.message
 
 
 def test_a_fine_tuning_from_a_file_with_more_in_it_is_a_note():

@@ -25,7 +25,7 @@ def judged(**values):
 def test_an_average_that_keeps_the_first_weights_alone_is_named(path):
     (finding,) = judged(path=path)
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0]))
-    assert finding.message.startswith(f"{path} of the checkpoint is not used")
+    assert finding.message.startswith(f"{path} of the checkpoint was not loaded")
     assert "keeps 90% of the model that was read, and 1% of" in finding.evidence[0].summary
     assert finding.location.line == 30
 

@@ -31,8 +31,9 @@ def findings(*same):
 def test_a_schedule_that_begins_anew_is_a_warning():
     (finding,) = findings("gamma", "step_size")
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
-    assert "AdamW resumes, and its StepLR begins anew: the checkpoint has one at step 40" in (
-        finding.message
+    assert (
+        "AdamW resumes, but its StepLR starts from the beginning: the checkpoint has its state "
+        "at step 40" in (finding.message)
     )
     assert finding.location.line == 50
 

@@ -29,8 +29,8 @@ def test_the_ranks_whose_parts_are_lost_are_named():
     assert (finding.severity, finding.subjects) == (Severity.ERROR, NAMES)
     assert (finding.step, finding.location.line) == (9, 60)
     assert finding.message == (
-        "rank 0 saved only its own part of q.lora_A and 1 more; the parts of ranks 1-3 were saved "
-        "nowhere"
+        "rank 0 saved only its own part of q.lora_A and 1 more; the parts of ranks 1-3 were "
+        "never saved"
     )
 
 

@@ -52,7 +52,7 @@ def test_two_groups_in_opposite_order_are_one_circle_and_one_finding():
     job.call(1, plain_site(11), group=b)
     first, second = (found(job, trigger=Trigger.CYCLE, group=g)[0] for g in (a, b))
     assert first.ranks == second.ranks == RankSet([0, 1])
-    assert "one order" in first.fix
+    assert "same order" in first.fix
 
 
 def test_a_rank_that_works_is_late_and_left_to_the_check_of_stragglers():

@@ -34,8 +34,7 @@ def test_an_epoch_for_which_the_state_of_another_has_no_batch_is_a_warning():
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.PROVEN)
     assert (finding.ranks, finding.subjects) == (RankSet([0, 1]), ("StatefulDataLoader",))
     assert finding.message == (
-        "StatefulDataLoader of Texts has no batch for epoch 2: its state is that of the end of "
-        "epoch 1"
+        "StatefulDataLoader of Texts has no batch for epoch 2: its state is from the end of epoch 1"
     )
     assert finding.location.line == 40
     assert finding.evidence[1].location.line == 30

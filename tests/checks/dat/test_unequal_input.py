@@ -41,7 +41,7 @@ def test_ranks_that_hold_shards_and_get_batches_of_their_own_are_named():
     first, second = judged(*(fed(n, "abcd") for n in (0, 1)))
     assert {first.ranks, second.ranks} == {RankSet([0, 1]), RankSet([2, 3])}
     assert first.severity is Severity.WARNING
-    assert "is given different batches on ranks" in first.message
+    assert "gets different batches on ranks" in first.message
     assert any("up.weight is sharded over them along tp" in e.summary for e in first.evidence)
 
 

@@ -17,7 +17,7 @@ def judged(*changes):
 def test_the_rank_with_fewer_batches_is_noted():
     (finding,) = judged({"num_batches": 5}, {"num_batches": 4})
     assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.INFO)
-    assert "has 4 batches on rank 1 and up to 5 on others" in finding.message
+    assert "has 4 batches on rank 1 and up to 5 on other ranks" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_the_node_that_is_ahead_is_named_and_how_far():
     (finding,) = findings(ClockSkew, view(1000.0, 1042.5, 1000.1))
     assert finding.severity is Severity.INFO
     assert finding.message == (
-        "the wall clocks of 3 nodes are 42.5 s apart: that of n1 is ahead of that of n0"
+        "the wall clocks of 3 nodes differ by 42.5 s: the clock of n1 is ahead of the clock of n0"
     )
     assert finding.subjects == ("n1", "n0")
     assert [each.summary.partition(",")[0] for each in finding.evidence] == [

@@ -129,7 +129,7 @@ def test_a_named_pipe_that_nobody_opens_at_the_other_end_is_said_to_be_one(tmp_p
     state = {"observed": {"kernel": msgspec.structs.replace(seen, values=values)}}
     finding = named(stuck_job(tmp_path, **state), "HNG005")
     assert "/mnt/shards/0 is a named pipe, and no process has its other end open" in finding.message
-    assert finding.fix.startswith("Start the process that is to open the other end")
+    assert finding.fix.startswith("Start the process that should open the other end")
 
 
 def test_a_child_that_cannot_write_its_second_pipe_is_to_be_read(tmp_path):
@@ -138,7 +138,7 @@ def test_a_child_that_cannot_write_its_second_pipe_is_to_be_read(tmp_path):
     seen = event_of(Observed, 1, source="holders", values=values, processes=(child,))
     observed = kernel(1, "read", "pipe:[8]") | {"holders": seen}
     finding = named(stuck_job(tmp_path, observed=observed), "HNG013")
-    assert finding.fix.startswith("Process 77 cannot go on: it writes into another pipe")
+    assert finding.fix.startswith("Process 77 cannot go on: it writes into a second pipe")
     assert "communicate()" in finding.fix
 
 

@@ -24,7 +24,7 @@ def test_a_bias_that_ranks_update_by_counts_of_their_own_is_reported():
     (finding,) = drifted(bias())
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.subjects == ("moe.expert_bias",)
-    assert "until step 1, and different before step 2" in finding.message
+    assert "until step 1, different before step 2" in finding.message
 
 
 def test_a_bias_whose_router_is_seen_to_be_trained_together_is_reported():

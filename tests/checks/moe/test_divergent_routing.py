@@ -13,7 +13,7 @@ def test_ranks_that_send_the_same_tokens_elsewhere_are_named():
     (finding,) = judged(divergence(), divergence(layer="layers.1.gate"))
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.subjects == ("layers.0.gate", "layers.1.gate")
-    assert "by other scores: 2 of 8 choices" in finding.message
+    assert "by different scores: 2 of 8 choices" in finding.message
 
 
 def test_equal_scores_are_said_and_need_no_common_model():

@@ -38,7 +38,7 @@ def test_a_loss_whose_injection_is_thrown_away_is_found(tmp_path, text, lines):
     site = site_in(tmp_path, text, *lines)
     (finding,) = judged((0, {}), (1, {}), num_injected=2, site=site)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
-    assert "auxiliary loss of layers.0.gate beside a tensor" in finding.message
+    assert "a function got the auxiliary loss of layers.0.gate and a tensor" in finding.message
     assert list(finding.ranks) == [0, 1]
 
 
@@ -52,7 +52,7 @@ def test_an_injection_whose_result_may_be_used_later_is_a_note(tmp_path, text):
 def test_a_loss_with_a_coefficient_may_be_added_later():
     (finding,) = judged((0, {}), (1, {}), (300, {}), coefficient="aux_loss_coef = 0.01")
     assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
-    assert "in the 3 sampled steps, from 0 to 300" in finding.message
+    assert "in the 3 sampled steps from 0 to 300" in finding.message
 
 
 def test_a_loss_with_a_coefficient_that_nothing_adds_for_long_is_found():
@@ -68,7 +68,7 @@ COEFFICIENT = {"coefficient": "aux_loss_coef = 0.01"}
 def test_a_run_that_is_over_has_forgotten_the_loss(values):
     (finding,) = judged((0, {}), (5, {}), num_steps=6, **values)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
-    assert "in the 2 sampled steps, from 0 to 5 of the 6 that" in finding.message
+    assert "in the 2 sampled steps from 0 to 5 of the 6 that" in finding.message
 
 
 @pytest.mark.parametrize(

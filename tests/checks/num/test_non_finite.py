@@ -64,7 +64,7 @@ def test_the_rank_that_made_it_is_named_and_not_those_that_got_it_by_a_reduction
     assert found.message == (
         "the first NaN of step 3 is the output of layers.1 (Block) on rank 1, in the forward pass"
     )
-    assert "its inputs were still finite" in found.fix
+    assert "its inputs were finite" in found.fix
     assert "later: the gradient of" not in found.message
     assert [list(each.ranks) for each in found.evidence] == [[0], [1]]
 
@@ -94,7 +94,7 @@ def test_a_batch_that_holds_it_already_is_to_be_looked_at_and_not_the_model():
     (found,) = judged(report(0, 3), report(1, 3, given))
 
     assert list(found.ranks) == [1]
-    assert found.fix.startswith("The model is not the cause")
+    assert found.fix.startswith("Check where the named rank reads")
 
 
 def test_the_earlier_module_is_named_where_a_forward_pass_sends_it_to_other_ranks():

@@ -139,7 +139,7 @@ def test_a_function_is_named_before_what_differs():
         Subject.GRADIENT, check=ReorderedParts, reason=Reason.ORDER, differences=(moved, LARGE)
     )
     assert finding.subjects[0] == "Net.whole"
-    assert "Net.whole returns the values of 1 rank in another order" in finding.message
+    assert "Net.whole returns the values of 1 rank in a different order" in finding.message
 
 
 def test_what_names_suggest_is_likely():

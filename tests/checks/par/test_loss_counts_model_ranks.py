@@ -35,7 +35,10 @@ def test_a_factor_that_counts_the_ranks_of_a_model_is_found():
     (finding,) = found(*DATA, **MESH)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
     assert "is multiplied by 4, the number of all ranks" in finding.message
-    assert "of ranks 0-1 are added up and divided by 2: its elements weigh 2" in finding.message
+    assert (
+        "of ranks 0-1 are added up and divided by 2: the weights of its elements add up to 2"
+        in finding.message
+    )
 
 
 def test_a_factor_that_counts_the_ranks_of_a_sequence_is_found():
@@ -120,7 +123,7 @@ def test_means_of_parts_that_are_added_up_are_found_where_ranks_share_a_sequence
     (finding,) = found(*OWN, sequences=(shared(both(0)),), **BY_HAND)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
     assert "own part of a sequence that ranks 0-1 share, but the gradients" in finding.message
-    assert "weigh 2 together" in finding.message
+    assert "add up to 2, not 1" in finding.message
 
 
 def test_means_of_parts_are_found_in_each_of_several_sequences():

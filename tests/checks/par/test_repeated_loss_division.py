@@ -14,12 +14,12 @@ RANKS = [part(20, 1 / 40, over(40))]
 @pytest.mark.parametrize(
     ("passes", "words"),
     [
-        (TWICE, "4 micro-steps of a step twice: its elements weigh 0.25 together"),
-        ([mean(20, over(2), over(2))] * 2, "2 micro-steps of a step twice"),
-        (AGAIN, "of the whole step, and by its 4 micro-steps again"),
-        ([part(10, 1 / 80 / 4, over(80), over(4))] * 4, "its elements weigh 0.125 together"),
-        ([part(10, 1 / 40 / 4, over(40), over(4))] * 4, "its elements weigh 0.25 together"),
-        (RANKS, "of all 2 ranks, and the gradients are averaged over them again"),
+        (TWICE, "divided twice by the 4 micro-steps of a step: the weights of its elements add up"),
+        ([mean(20, over(2), over(2))] * 2, "divided twice by the 2 micro-steps of a step"),
+        (AGAIN, "of the whole step, and again by its 4 micro-steps"),
+        ([part(10, 1 / 80 / 4, over(80), over(4))] * 4, "its elements add up to 0.125"),
+        ([part(10, 1 / 40 / 4, over(40), over(4))] * 4, "its elements add up to 0.25"),
+        (RANKS, "of all 2 ranks, but the gradients are also averaged over these ranks"),
     ],
     ids=["twice", "twice by two", "after a count", "and ranks", "after a count of a rank", "ranks"],
 )

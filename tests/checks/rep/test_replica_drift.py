@@ -17,7 +17,7 @@ def test_the_rank_that_went_its_own_way_is_named():
     (finding,) = drifted(differing(0.1, 0.1, 0.3))
     assert (finding.ranks, finding.grade) == (RankSet([2]), Grade.PROVEN)
     assert finding.severity is Severity.ERROR
-    assert "the same on ranks 0-2 until step 1, and different before step 2" in finding.message
+    assert "equal on ranks 0-2 until step 1, different before step 2" in finding.message
 
 
 def test_two_ranks_are_both_named_and_neither_is_surely_wrong():
@@ -28,7 +28,7 @@ def test_two_ranks_are_both_named_and_neither_is_surely_wrong():
 def test_a_router_that_is_marked_as_a_part_of_experts_has_drifted():
     (finding,) = drifted(differing(0.1, 0.1, 0.3), evidence=ReplicaEvidence.LAYER)
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
-    assert "routes to experts of all of them" in finding.evidence[-1].summary
+    assert "routes to experts of all of these ranks" in finding.evidence[-1].summary
 
 
 @pytest.mark.parametrize(("alike_at", "num_findings"), [(None, 0), (0, 1)])

@@ -21,8 +21,8 @@ def test_statistics_that_differ_in_an_evaluation_are_named():
     assert (finding.ranks, finding.location.line) == (RankSet([0, 1]), 20)
     assert finding.subjects == ("norm.running_mean", "norm.running_var")
     assert finding.message == (
-        "norm.running_mean and 1 more of DDP Net: ranks 0-1 evaluate by different statistics after "
-        "step 12"
+        "norm.running_mean and 1 more of DDP Net: ranks 0-1 evaluate with different running "
+        "statistics after step 12"
     )
 
 

@@ -49,7 +49,7 @@ def test_tokens_of_other_ranks_that_are_not_seen():
         (
             lambda token: Context(token, ((0, 8, 1),), is_mixed=True, heads=(1,)),
             None,
-            "gets what belongs to another head or row (in head 1)",
+            "gets values of a different head or row (in head 1)",
         ),
     ],
 )

@@ -62,7 +62,7 @@ def test_routers_beside_experts_that_each_rank_trains_alike_may_be_its_own():
     (finding,) = judged(sums(".gate.", "experts", names=[*NAMES, *EXPERTS]))
     assert all(".gate." in name for name in finding.subjects)
     assert finding.severity is Severity.INFO
-    assert "each rank trains experts for itself, too" in finding.message
+    assert "each rank also trains experts for itself" in finding.message
     (finding,) = judged(sums("layers.2.norm.weight", "experts", names=[*NAMES, *EXPERTS]))
     assert finding.severity is Severity.WARNING
 
@@ -70,7 +70,7 @@ def test_routers_beside_experts_that_each_rank_trains_alike_may_be_its_own():
 def test_what_is_summed_now_and_then_may_be_meant():
     (finding,) = judged(sums("layers.2.norm.weight", is_more_sent=True))
     assert finding.severity is Severity.INFO
-    assert "more was sent between them in a later step" in finding.message
+    assert "more was sent between these ranks in a later step" in finding.message
 
 
 def test_ranks_that_clip_the_rest_by_norms_of_their_own_are_reported():

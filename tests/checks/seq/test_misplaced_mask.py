@@ -70,7 +70,7 @@ def test_a_mask_of_other_tokens_is_named(pads):
 @pytest.mark.parametrize("how", ["all_to_all", "all_gather"])
 def test_the_own_part_in_the_places_of_all_is_named(how):
     (finding,) = judged(*(masked(n, *OWN, how=how) for n in (0, 1)), how=how)
-    assert "each rank hides the same keys in every one of the 2 parts" in finding.message
+    assert "each rank hides the same keys in each of the 2 parts" in finding.message
     assert finding.evidence[1].summary.endswith("digest b")
 
 

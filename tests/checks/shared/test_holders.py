@@ -77,7 +77,7 @@ def test_a_lock_that_was_inherited():
     found = told(rank(observed=seen))
     assert "process 77 `python prepare.py` (started by rank 0), which is sleeping" in found.text
     assert found.text.endswith("; it inherited the open file from process 70")
-    assert "by spawn" in found.fix
+    assert "`spawn`" in found.fix
 
 
 def test_a_lock_of_another_node():

@@ -122,7 +122,7 @@ def with_left(kept, factor=1.0):
 def test_a_gradient_that_was_applied_before_is_reported(factor):
     (finding,) = judged(with_left(1 / factor, factor))
     assert (finding.code, finding.severity) == ("SHD022", Severity.ERROR)
-    assert "that step 0 has applied already" in finding.message
+    assert "that step 0 already applied" in finding.message
 
 
 def test_only_those_that_are_not_cleared_are_named():

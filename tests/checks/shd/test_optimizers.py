@@ -48,7 +48,7 @@ STALE = {
             [1, 2],
             ("head.weight", "head.bias"),
             Grade.LIKELY,
-            "head.weight and 1 more have gradients and no optimizer",
+            "head.weight and 1 more have gradients, but no optimizer holds them",
         ),
         (
             MissingGradients,
@@ -65,7 +65,7 @@ STALE = {
             ("layer.weight", "layer.bias"),
             Grade.PROVEN,
             "AdamW holds 4 parameters that have no gradient; layer.weight and 1 more of DDP Net, "
-            "another copy of the same model, have gradients and no optimizer on rank 0",
+            "another copy of the same model, have gradients, but no optimizer holds them on rank 0",
         ),
         (
             OptimizerBeforeSharding,
@@ -73,8 +73,8 @@ STALE = {
             [0, 1],
             ("layer.weight", "layer.bias"),
             Grade.PROVEN,
-            "AdamW holds 4 parameters that no model has any more; layer.weight and 1 more have "
-            "gradients and no optimizer",
+            "AdamW holds 4 parameters that are no longer in any model; layer.weight and 1 more "
+            "have gradients, but no optimizer holds them",
         ),
         (
             OptimizerBeforeSharding,
@@ -90,8 +90,8 @@ STALE = {
             [1, 2],
             ("layer.weight", "layer.bias"),
             Grade.PROVEN,
-            "AdamW has the state of 4 parameters that it does not hold, and none of layer.weight "
-            "and 1 more",
+            "AdamW keeps state for 4 parameters that it does not hold, and has no state for "
+            "layer.weight and 1 more",
         ),
         (
             StaleOptimizerState,
@@ -99,7 +99,7 @@ STALE = {
             [0],
             ("layer.weight", "layer.bias"),
             Grade.PROVEN,
-            "AdamW has the state of 2 parameters",
+            "AdamW keeps state for 2 parameters",
         ),
     ],
 )

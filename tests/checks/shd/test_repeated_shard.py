@@ -21,7 +21,7 @@ def test_the_weights_the_layer_and_the_ranks_are_named():
     )
     (finding,) = findings(RepeatedShard, RepeatedSums({0: event, 1: event}, (0, 1)))
     assert finding.message == (
-        "ranks 0-1 hold the same mlp.up.weight of Net and add up what mlp makes of them, "
+        "ranks 0-1 hold equal shards of mlp.up.weight of Net and add up the results of mlp, "
         "so that the sum is one part times 2; shards should differ"
     )
     assert finding.step == 1

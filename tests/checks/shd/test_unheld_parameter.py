@@ -31,7 +31,9 @@ def test_what_one_rank_does_not_hold_and_the_other_trains_is_an_error():
     (finding,) = unheld((MOVING, SAME), ((ADAM,), ()))
     assert (finding.code, finding.severity) == ("SHD024", "error")
     assert (finding.ranks, finding.subjects) == (RankSet([1]), ("a.weight",))
-    words = "no optimizer on rank 1, and never change there, though optimizers of rank 0 hold them"
+    words = (
+        "no optimizer holds them on rank 1, where they never change; optimizers of rank 0 hold them"
+    )
     assert words in finding.message
     assert finding.location.line == 21
 

@@ -26,7 +26,7 @@ def test_a_method_that_meets_shards_is_named():
     (finding,) = judged("Model.generate")
     assert (finding.ranks, finding.location.line) == (RankSet([0, 1]), 7)
     assert finding.subjects == ("Model.generate",)
-    assert "called Model.generate, of which FSDP2 does not know" in finding.message
+    assert "called Model.generate, which FSDP2 does not know" in finding.message
 
 
 def test_shards_in_a_forward_pass_and_other_exceptions_are_silent():

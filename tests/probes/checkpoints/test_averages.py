@@ -128,7 +128,7 @@ def test_an_average_that_begins_anew_is_named(
 ) -> None:
     (finding,) = resumed(observed, tmp_path, second, name, "model", "optimizer")
     assert finding.severity is Severity.WARNING
-    assert finding.message.startswith(f"{name} of the checkpoint is not used")
+    assert finding.message.startswith(f"{name} of the checkpoint was not loaded")
     assert finding.location is not None
     assert "torch.load(file)" in Path(__file__).read_text().splitlines()[finding.location.line - 1]
 
