@@ -12,6 +12,7 @@ from distdiag.checks.shared.culprits import (
     step_of,
 )
 from distdiag.checks.shared.explanations import explain, groups_by_place, state_of
+from distdiag.checks.shared.holders import holder_of
 from distdiag.checks.shared.stuck import activity_of_missing, is_late
 from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import (
@@ -98,10 +99,12 @@ class MissingFromCollective(Check[OpenCollective]):
         is_cut_off = alignment.trigger is Trigger.ENDED
         is_note = is_cut_off or not is_reliable(alignment)
         missing, present = alignment.missing_ranks, alignment.present_ranks
+        absent = [state_of(alignment, rank) for rank in missing]
+        holder = holder_of(absent[0], alignment.states)
         yield self.finding(
             f"{missing.phrase()} never called {call_phrase(call)}, which {present.phrase()} called"
-            f"{at(call_location(call))}: "
-            f"{each_whereabouts([state_of(alignment, rank) for rank in missing])}",
+            f"{at(call_location(call))}: {each_whereabouts(absent)}"
+            + (f"; {holder.text}" if holder is not None else ""),
             ranks=verdict.culprits,
             step=step_of(alignment, verdict.culprits),
             location=location_in(alignment, verdict.culprits) or call_location(call),
@@ -110,9 +113,10 @@ class MissingFromCollective(Check[OpenCollective]):
             evidence=group_evidence(
                 alignment, groups_by_place(alignment), lambda each: f"waits in {call_phrase(each)}"
             )
-            + missing_evidence(alignment),
+            + missing_evidence(alignment)
+            + (holder.evidence if holder is not None else ()),
             why=_WHY_CYCLE if is_cycle else self.why,
-            fix=_FIX_CYCLE if is_cycle else self.fix,
+            fix=_FIX_CYCLE if is_cycle else holder.fix if holder is not None else self.fix,
         )
 
     def _without_record(self, alignment: OpenCollective) -> Iterator[Finding]:
