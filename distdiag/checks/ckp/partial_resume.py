@@ -81,6 +81,12 @@ def _reason(event: TrainingResumed) -> _Reason | None:
     is_empty = event.num_stateless == event.num_parameters and not event.was_restored
     if not is_empty or not event.num_parameters:
         return None
+    if event.num_left_out:
+        text = (
+            f"the distributed checkpoint holds {event.num_left_out} entries of it, which were not "
+            "asked for: the optimizer had no state when it said what to load"
+        )
+        return _Reason(text, Grade.LIKELY, 0.9)
     if event.num_lost:
         text = f"{event.num_lost} entries were loaded into another one that never stepped"
         return _Reason(text, Grade.LIKELY, 0.9)

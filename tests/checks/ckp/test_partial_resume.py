@@ -25,6 +25,12 @@ def test_a_state_that_went_to_an_optimizer_that_never_steps_is_a_warning():
     assert "another one that never stepped" in finding.message
 
 
+def test_a_state_that_was_not_asked_for_is_a_warning():
+    (finding,) = found(num_left_out=6, num_loaded=0, offered=-1, schedule_step=-1)
+    assert finding.severity is Severity.WARNING
+    assert "holds 6 entries of it, which were not asked for" in finding.message
+
+
 def test_a_fine_tuning_from_a_file_with_more_in_it_is_a_note():
     (finding,) = found(schedule_step=-1)
     assert finding.grade is Grade.NOTE
