@@ -96,9 +96,9 @@ class RankStates(Probe):
 
     @guarded
     def _before_planning(
-        self, _: object, state_dict: object, metadata: object = None, *__: object, **___: object
+        self, _: object, asked: object, metadata: object = None, /, *__: object, **___: object
     ) -> None:
-        self._load_planned.emit(state_dict, metadata)
+        self._load_planned.emit(asked, metadata)
 
     # Saving
 
