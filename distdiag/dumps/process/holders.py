@@ -59,6 +59,9 @@ class AskedFiles:
         What is created exclusively comes first, then what is opened or locked, then questions.
         """
         asked = self._by_rank.get(rank, ())
+        # Whoever lists a folder may ask before whether it is one.
+        listed = {each.path for each in asked if each.action is FileAction.LIST}
+        asked = [a for a in asked if a.action is FileAction.LIST or a.path not in listed]
         return min(asked, key=lambda a: (not a.is_exclusive, _ORDER.index(a.action)), default=None)
 
 
