@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.augmentations import augmentations
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.engine.relations import ReducedModels
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
@@ -24,6 +25,7 @@ from distdiag.views.alignment import (
     ScheduleView,
 )
 from distdiag.views.base import View
+from distdiag.views.data import ResumedPassView
 from distdiag.views.relations import AugmentationView
 
 # Which ranks train without anything that connects them, though they were launched together.
@@ -91,6 +93,9 @@ _NO_SAMPLER: Final = NothingThere(
 )
 _NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
 _NO_RESUME: Final = NothingThere("resumed loaders", "no loader that was given a state was used")
+_NO_RESUMED_PASS: Final = NothingThere(
+    "resumed passes over data sets", "no pass was broken off and taken up again"
+)
 _NO_FETCH: Final = NothingThere(
     "random numbers of data sets", "nothing was seen to be drawn where samples are fetched"
 )
@@ -122,6 +127,7 @@ class DataAligner(Aligner):
         ScheduleView,
         GatheredRowsView,
         ResumedLoaderView,
+        ResumedPassView,
         AugmentationView,
     )
 
@@ -129,8 +135,10 @@ class DataAligner(Aligner):
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._seen: set[type[Event]] = set()
-        self._has_sampler = self._has_drawn = False
+        self._has_sampler = self._has_drawn = self._has_resumed = False
         self._reduced = ReducedModels()
+        self._broken_off: dict[int, EpochFed] = {}
+        self._resumed: Recent[tuple[int, str, int], EpochFed] = Recent(MOST_FOLLOWED)
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
@@ -141,6 +149,8 @@ class DataAligner(Aligner):
             gaps[SampledEpochView] = gaps.get(EpochView, _NO_SAMPLER)
         if not self._has_drawn:
             gaps[AugmentationView] = gaps.get(EpochView, _NO_FETCH)
+        if not self._has_resumed:
+            gaps[ResumedPassView] = gaps.get(EpochView, _NO_RESUMED_PASS)
         return gaps
 
     def feed(self, event: Event) -> Iterator[View]:
@@ -150,9 +160,20 @@ class DataAligner(Aligner):
             return
         assert isinstance(event, EpochFed | ScheduleState | RowsGathered | LoaderResumed)
         self._seen.add(type(event))
+        if isinstance(event, EpochFed):
+            self._follow(event)
         alignment = self._events.add(event)
         if alignment is not None:
             yield from self._show(alignment)
+
+    def _follow(self, one: EpochFed) -> None:
+        """Remember a pass that is broken off, and which one goes on where it ended."""
+        before = self._broken_off.pop(one.rank, None)
+        if before is not None and _goes_on(before, one):
+            self._resumed[one.rank, *one.place] = before
+            self._resumed.shrink()
+        if one.is_trained and not one.is_complete:
+            self._broken_off[one.rank] = one
 
     def end(self) -> Iterator[View]:
         """Show what not all ranks have reached."""
@@ -175,6 +196,23 @@ class DataAligner(Aligner):
         self._has_drawn |= any(fetch.generators for fetch in fetches)
         are_together = are_reduced or all(set(e.members) >= set(by_rank) for e in by_rank.values())
         yield from augmentations(by_rank, are_together=are_together)
+        found = {r: self._resumed.pop((r, *one.place), None) for r, one in by_rank.items()}
+        before = {rank: one for rank, one in found.items() if one is not None}
+        if before:
+            self._has_resumed = True
+            yield ResumedPassView(before, {rank: by_rank[rank] for rank in before})
+
+
+def _goes_on(before: EpochFed, after: EpochFed) -> bool:
+    """Say whether a pass leaves out as many batches as one of such data had before it ended."""
+    kinds = [(one.dataset, one.num_samples, one.sampler.chain) for one in (before, after)]
+    num_skipped = after.num_before_training - 1  # the first batch that is trained on is counted
+    return (
+        kinds[0] == kinds[1]
+        and after.is_trained
+        and after.sampler.num_skipped == 0
+        and num_skipped == before.num_batches > 0
+    )
 
 
 def _is_readable(one: EpochFed) -> bool:

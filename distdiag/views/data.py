@@ -28,6 +28,17 @@ class LocalEvaluationView(View):
 
 
 @dataclass(frozen=True, slots=True)
+class ResumedPassView(View):
+    """A pass over a data set after one that was broken off, by rank.
+
+    Of `after` as many batches were fetched without training as `before` had come to.
+    """
+
+    before: Mapping[int, EpochFed]
+    after: Mapping[int, EpochFed]
+
+
+@dataclass(frozen=True, slots=True)
 class MetricView(View):
     """The same value of a metric, as each rank that trains the model gives it to its scheduler."""
 
