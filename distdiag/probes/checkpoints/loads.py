@@ -155,7 +155,7 @@ class Resumes:
             each.has_stepped = each.has_stepped or each.optimizer() is optimizer
         left_out = self._left_out.get(optimizer, 0)
         is_resumed = is_first and (self._loads.count or self._given or self._schedules)
-        if not is_resumed and not left_out:
+        if not (is_resumed or left_out or optimizer in self._restored):
             return
         held = {id(each) for each in parameters_of(optimizer)}
         stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
@@ -176,7 +176,11 @@ class Resumes:
     def after_step(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return what was seen, if this is an optimizer that keeps a state at all."""
         fields = self._seen.pop(optimizer, {})
-        return fields if optimizer.state else {}
+        if not optimizer.state:
+            return {}
+        stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
+        num_stateless = sum(id(each) not in stateful for each in parameters_of(optimizer))
+        return fields | {"num_made": fields["num_stateless"] - num_stateless} if fields else {}
 
     def _num_lost(self, optimizer: torch.optim.Optimizer) -> int:
         shapes = _shapes(optimizer)

@@ -138,4 +138,20 @@ def test_a_state_that_a_fresh_optimizer_does_not_ask_for_is_left_out(
         optimizer.load_state_dict(asked["optimizer"])
     step(trained, optimizer)
     is_lost = kind is torch.optim.AdamW and not asks_rightly
-    assert [each.num_left_out for each in observed.events(TrainingResumed)] == [8] * is_lost
+    found = [each.num_left_out for each in observed.events(TrainingResumed)]
+    assert [number for number in found if number] == [8] * is_lost
+
+
+def test_what_a_restored_optimizer_makes_anew_is_counted(observed: Observed) -> None:
+    trained = model()
+    saved = torch.optim.AdamW(trained.parameters())
+    step(trained, saved)
+    state = saved.state_dict()
+    state["state"] = {number: each for number, each in state["state"].items() if number % 2}
+    observed.install("steps", "loads")
+    observed.recorder.step = 9
+    optimizer = torch.optim.AdamW(trained.parameters())
+    optimizer.load_state_dict(state)
+    step(trained, optimizer)
+    (event,) = observed.events(TrainingResumed)
+    assert (event.was_restored, event.num_stateless, event.num_made) == (True, 4, 4)
