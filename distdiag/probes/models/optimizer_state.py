@@ -65,12 +65,9 @@ class StepCounts:
         """Count a step that begins, after so many backward passes of the process."""
         steps = self._steps.setdefault(optimizer, _Steps())
         # Read at every step: no call for each group, and nothing of a tensor.
-        rates = tuple(
-            [
-                rate if type(rate := group.get("lr")) is float else -1.0
-                for group in optimizer.param_groups
-            ]
-        )
+        groups = getattr(optimizer, "param_groups", ())
+        found = [group.get("lr") for group in groups]
+        rates = tuple([rate if type(rate) is float else -1.0 for rate in found])
         if rates != steps.rates:
             steps.rates = rates
             steps.rate_changes.append((steps.all, rates))
