@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.augmentations import augmentations
+from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.engine.relations import ReducedModels
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
@@ -24,6 +25,7 @@ from distdiag.views.alignment import (
     ScheduleView,
 )
 from distdiag.views.base import View
+from distdiag.views.data import PartCounts, ResumedPassView, SampleContentsView
 from distdiag.views.relations import AugmentationView
 
 # Which ranks train without anything that connects them, though they were launched together.
@@ -83,6 +85,47 @@ class LoneStepsAligner(Aligner):
         return LoneStepsView("step", ("first",), alone, self.job.world)
 
 
+# What the samples of a data set hold on each rank, as far as they come again.
+
+_Reads = dict[int, dict[int, list[tuple[str, ...]]]]
+"""By index and rank, the digests of the parts each time."""
+
+
+class SampleContents:
+    """The samples that were compared, by stream."""
+
+    def __init__(self) -> None:
+        self._reads: Recent[tuple[object, ...], _Reads] = Recent(MOST_FOLLOWED)
+
+    def add(self, by_rank: Mapping[int, EpochFed]) -> SampleContentsView | None:
+        """Take in one pass of the ranks; return what is known, if some sample came again."""
+        parts = {one.parts for one in by_rank.values() if one.parts}
+        if len(parts) != 1:
+            return None
+        names = parts.pop()
+        reads = self._reads.of((by_rank[min(by_rank)].stream, names), dict)
+        for rank, one in by_rank.items():
+            for index, digests in one.samples:
+                reads.setdefault(index, {}).setdefault(rank, []).append(digests)
+        counts = tuple(
+            _counted(name, reads, place, is_whole=is_whole)
+            for place, (name, is_whole) in enumerate(names)
+        )
+        has_come_again = any(each.num_again or each.num_shared for each in counts)
+        return SampleContentsView(by_rank, counts) if has_come_again else None
+
+
+def _counted(name: str, reads: _Reads, place: int, *, is_whole: bool) -> PartCounts:
+    again = changed = shared = different = 0
+    for of_ranks in reads.values():
+        seen = [{digests[place] for digests in each} for each in of_ranks.values()]
+        again += sum(len(each) > 1 for each in of_ranks.values())
+        changed += sum(len(each) > 1 for each in seen)
+        shared += len(seen) > 1
+        different += len(seen) > 1 and len(set.union(*seen)) > 1
+    return PartCounts(name, is_whole, again, changed, shared, different)
+
+
 # The aligner: passes over data sets, evaluations, schedules.
 
 _NO_EPOCH: Final = NothingThere("passes over data sets", "no pass over a data set was seen")
@@ -91,6 +134,12 @@ _NO_SAMPLER: Final = NothingThere(
 )
 _NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
 _NO_RESUME: Final = NothingThere("resumed loaders", "no loader that was given a state was used")
+_NO_SAMPLE: Final = NothingThere(
+    "samples that come again", "no sample of a divided data set was read a second time"
+)
+_NO_RESUMED_PASS: Final = NothingThere(
+    "resumed passes over data sets", "no pass was broken off and taken up again"
+)
 _NO_FETCH: Final = NothingThere(
     "random numbers of data sets", "nothing was seen to be drawn where samples are fetched"
 )
@@ -122,6 +171,8 @@ class DataAligner(Aligner):
         ScheduleView,
         GatheredRowsView,
         ResumedLoaderView,
+        ResumedPassView,
+        SampleContentsView,
         AugmentationView,
     )
 
@@ -129,8 +180,12 @@ class DataAligner(Aligner):
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._seen: set[type[Event]] = set()
-        self._has_sampler = self._has_drawn = False
+        self._has_sampler = self._has_drawn = self._has_resumed = False
+        self._has_come_again = False
         self._reduced = ReducedModels()
+        self._contents = SampleContents()
+        self._broken_off: dict[int, EpochFed] = {}
+        self._resumed: Recent[tuple[int, str, int], EpochFed] = Recent(MOST_FOLLOWED)
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
@@ -141,6 +196,10 @@ class DataAligner(Aligner):
             gaps[SampledEpochView] = gaps.get(EpochView, _NO_SAMPLER)
         if not self._has_drawn:
             gaps[AugmentationView] = gaps.get(EpochView, _NO_FETCH)
+        if not self._has_come_again:
+            gaps[SampleContentsView] = gaps.get(EpochView, _NO_SAMPLE)
+        if not self._has_resumed:
+            gaps[ResumedPassView] = gaps.get(EpochView, _NO_RESUMED_PASS)
         return gaps
 
     def feed(self, event: Event) -> Iterator[View]:
@@ -150,9 +209,20 @@ class DataAligner(Aligner):
             return
         assert isinstance(event, EpochFed | ScheduleState | RowsGathered | LoaderResumed)
         self._seen.add(type(event))
+        if isinstance(event, EpochFed):
+            self._follow(event)
         alignment = self._events.add(event)
         if alignment is not None:
             yield from self._show(alignment)
+
+    def _follow(self, one: EpochFed) -> None:
+        """Remember a pass that is broken off, and which one goes on where it ended."""
+        before = self._broken_off.pop(one.rank, None)
+        if before is not None and _goes_on(before, one):
+            self._resumed[one.rank, *one.place] = before
+            self._resumed.shrink()
+        if one.is_trained and not one.is_complete:
+            self._broken_off[one.rank] = one
 
     def end(self) -> Iterator[View]:
         """Show what not all ranks have reached."""
@@ -175,6 +245,27 @@ class DataAligner(Aligner):
         self._has_drawn |= any(fetch.generators for fetch in fetches)
         are_together = are_reduced or all(set(e.members) >= set(by_rank) for e in by_rank.values())
         yield from augmentations(by_rank, are_together=are_together)
+        contents = self._contents.add(by_rank)
+        if contents is not None:
+            self._has_come_again = True
+            yield contents
+        found = {r: self._resumed.pop((r, *one.place), None) for r, one in by_rank.items()}
+        before = {rank: one for rank, one in found.items() if one is not None}
+        if before:
+            self._has_resumed = True
+            yield ResumedPassView(before, {rank: by_rank[rank] for rank in before})
+
+
+def _goes_on(before: EpochFed, after: EpochFed) -> bool:
+    """Say whether a pass leaves out as many batches as one of such data had before it ended."""
+    kinds = [(one.dataset, one.num_samples, one.sampler.chain) for one in (before, after)]
+    num_skipped = after.num_before_training - 1  # the first batch that is trained on is counted
+    return (
+        kinds[0] == kinds[1]
+        and after.is_trained
+        and after.sampler.num_skipped == 0
+        and num_skipped == before.num_batches > 0
+    )
 
 
 def _is_readable(one: EpochFed) -> bool:

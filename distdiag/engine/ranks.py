@@ -16,7 +16,7 @@ from distdiag.events.collectives import (
     GroupProgress,
 )
 from distdiag.events.environment import NodeClock, SourceSeen
-from distdiag.events.files import StoreAsked, StoreCall
+from distdiag.events.files import MAKING, FileAccess, StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
     ChildEnded,
     EventsLost,
@@ -105,6 +105,7 @@ class RankTracker:
         self._site_counts: Recent[CallSite, int] = Recent(_MOST_SITES)
         self._asked: StoreAsked | None = None
         self._published: deque[StoreCall] = deque(maxlen=RECENT)
+        self._made: deque[FileAccess] = deque(maxlen=RECENT)
         self._dead_children: deque[ChildEnded] = deque(maxlen=RECENT)
 
     @property
@@ -226,6 +227,8 @@ class RankTracker:
                 self._creates_group, self._asked, self.last_call = False, None, None
             case ChildEnded():
                 self._dead_children.append(event)
+            case FileAccess() if event.action in MAKING:
+                self._made.append(event)
             case StoreAsked(thread="MainThread"):
                 self._asked = event
             case StoreCall(done=False):
@@ -317,6 +320,7 @@ class RankTracker:
             is_idle_assumed=self.is_time_assumed,
             asked=self._asked,
             published=tuple(self._published),
+            made=tuple(self._made),
             dead_children=tuple(self._dead_children),
         )
 

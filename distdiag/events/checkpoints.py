@@ -136,7 +136,9 @@ class TrainingResumed(Event, frozen=True, kw_only=True):
     `num_lost` entries of state were loaded into other optimizers of the same class that have never
     stepped. `offered` are the entries of state that the checkpoints with the weights held, -1 if
     that is not known. `schedule_step` is where a loaded scheduler of this optimizer stands, -1 if
-    none was loaded.
+    none was loaded. `num_left_out` entries of state were in the distributed checkpoint from which
+    its settings were read, and not asked for, since it had no state then. Of those without a state
+    `num_made` have one after the step.
     """
 
     optimizer: str
@@ -148,6 +150,8 @@ class TrainingResumed(Event, frozen=True, kw_only=True):
     offered: int
     schedule_step: int
     site: CallSite
+    num_left_out: int = 0
+    num_made: int = 0
 
 
 class ScheduleRestarted(Event, frozen=True, kw_only=True):

@@ -68,7 +68,9 @@ class EpochFed(Event, frozen=True, kw_only=True):
     first thing after a batch, before another one was fetched. `members` are the ranks that train
     one model on these data, empty if unknown. What the rank did in the meantime has the event
     numbers from `begin` to `end` (-1: it has not come to its end). `fetches` are the first ones,
-    and `fetched_by` is what seeds workers, or reads a sample.
+    and `fetched_by` is what seeds workers, or reads a sample. `parts` are what each sample consists
+    of, with whether they are whole numbers; `samples` are digests of the parts of some samples,
+    behind their index.
     """
 
     stream: str
@@ -96,6 +98,8 @@ class EpochFed(Event, frozen=True, kw_only=True):
     is_trained: bool = False
     fetches: tuple[Fetch, ...] = ()
     fetched_by: CallSite | None = None
+    parts: tuple[tuple[str, bool], ...] = ()
+    samples: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def place(self) -> tuple[str, int]:

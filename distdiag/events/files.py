@@ -1,6 +1,7 @@
 """What probes observe of files and of the key-value store of the job."""
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,10 @@ class FileAction(StrEnum):
     CONNECT = "connect"  # to the socket at this path
     LOCK = "lock"
     UNLOCK = "unlock"
+
+
+MAKING: Final = frozenset({FileAction.WRITE, FileAction.APPEND, FileAction.RENAME, FileAction.LINK})
+"""After these there is a file at the path."""
 
 
 class FileAccess(Event, frozen=True, kw_only=True):

@@ -286,6 +286,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     samples in a row, this one included, none of its parameters had a gradient; `was_fed`: some had,
     at a sample before. `copied` are parameters of `copied_model` that have gradients, never change
     and are in no optimizer, while those that this one holds are the same ones of another copy.
+    `rate_changes` are the last steps from which on its learning rates were others, with the rates
+    (-1: one that is no plain number); `rate_history` is a digest of all such steps so far.
     """
 
     optimizer: str
@@ -311,6 +313,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     was_fed: bool = False
     copied: tuple[str, ...] = ()
     copied_model: str = ""
+    rate_changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    rate_history: int = 0
 
     @property
     def place(self) -> tuple[str, int]:

@@ -231,14 +231,17 @@ def _routing_recorder(wiring: Wiring) -> Sequence[Probe]:
 def _loads(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.checkpoints.loads import LoadProbe
 
-    return [LoadProbe(wiring.recorder, wiring.signals.state_read, wiring.models.roots)]
+    signals = wiring.signals
+    read, planned = signals.state_read, signals.load_planned
+    return [LoadProbe(wiring.recorder, read, planned, wiring.models.roots)]
 
 
 def _rank_states(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.checkpoints.rank_states import RankStates
 
-    read, known_name = wiring.signals.state_read, wiring.snapshots.known_name
-    return [RankStates(wiring.recorder, read, wiring.models.roots, known_name)]
+    signals, known_name = wiring.signals, wiring.snapshots.known_name
+    read, planned = signals.state_read, signals.load_planned
+    return [RankStates(wiring.recorder, read, planned, wiring.models.roots, known_name)]
 
 
 def _data(wiring: Wiring) -> Sequence[Probe]:

@@ -166,3 +166,5 @@ class Signals:
     """`torch.save` is given this."""
     state_read: Signal[object, FrameType] = field(default_factory=Signal)
     """A distributed checkpoint was read into this state dict."""
+    load_planned: Signal[object, object] = field(default_factory=Signal)
+    """This state dict is asked of a distributed checkpoint with this metadata."""

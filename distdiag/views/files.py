@@ -80,7 +80,8 @@ class MissingFile(View):
     """A rank ended because a file was not there, and no rank of its node had ever written it.
 
     `namesakes` are the last writes of files with the same name elsewhere, by rank; `siblings` those
-    of other ranks in the same folder, under names that differ in numbers only.
+    of other ranks in the same folder, under names that differ in numbers only. `written` is the
+    path as the program gave it; `folders` are the last ones that these ranks made above their file.
     """
 
     rank: int
@@ -88,3 +89,5 @@ class MissingFile(View):
     raised: Raised
     namesakes: Mapping[int, FileAccess]
     siblings: Mapping[int, FileAccess] = field(default_factory=dict)
+    written: str = ""
+    folders: Mapping[int, FileAccess] = field(default_factory=dict)

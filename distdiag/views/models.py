@@ -209,6 +209,12 @@ class ContentView(View):
     sites: Mapping[int, CallSite] = field(default_factory=dict)
 
 
+class LaterContents(ContentView):
+    """The same before a later step, of models with tensors that are each rank's own."""
+
+    __slots__ = ()
+
+
 class ExpertContents(ContentView):
     """The same of models that have experts."""
 

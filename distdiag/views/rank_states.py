@@ -13,7 +13,7 @@ from distdiag.events.collectives import (
     GroupCreated,
     GroupProgress,
 )
-from distdiag.events.files import StoreAsked, StoreCall
+from distdiag.events.files import FileAccess, StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
     ChildEnded,
     Exited,
@@ -89,8 +89,9 @@ class RankState:
     `progress` is how far it is in a process group, by the group's name, where dumps or messages of
     the group say so. `is_idle_assumed`: nobody knows `idle_s`, only that the rank stood still.
     `asked` is what its main thread waits for in the job's store, as far as its records tell;
-    `published` are the last keys that it set there; `dead_children` those of its processes that
-    ended badly. `torch` is its version, where known.
+    `published` are the last keys that it set there; `made` the last files that it wrote or put in
+    place; `dead_children` those of its processes that ended badly. `torch` is its version, where
+    known.
     """
 
     rank: int
@@ -128,6 +129,7 @@ class RankState:
     is_idle_assumed: bool = False
     asked: StoreAsked | None = None
     published: tuple[StoreCall, ...] = ()
+    made: tuple[FileAccess, ...] = ()
     dead_children: tuple[ChildEnded, ...] = ()
 
     @property

@@ -57,6 +57,7 @@ class GuardByGlobalRank(Check[MissingFile]):
         guards = {
             rank: guard
             for rank, access in missing.namesakes.items()
+            if missing.written in ("", access.written)
             for frame in access.site.user_frames
             for guard in rank_guards(frame)
         }

@@ -1,6 +1,6 @@
 """CKP007: weights were loaded from a checkpoint, and the state of their optimizer was not."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from distdiag.checks.base import Check
@@ -65,6 +65,7 @@ class PartialResume(Check[ResumeView]):
             reason = _reason(event)
             if reason is not None:
                 reasons.setdefault(reason, {})[rank] = event
+        yield from self._of_one_rank(alignment.by_rank)
         for reason, by_rank in reasons.items():
             ranks, event = RankSet(by_rank), by_rank[min(by_rank)]
             yield self.finding(
@@ -79,11 +80,48 @@ class PartialResume(Check[ResumeView]):
                 evidence=(Evidence(ranks=ranks, summary=_summary(event)),),
             )
 
+    def _of_one_rank(self, by_rank: Mapping[int, TrainingResumed]) -> Iterator[Finding]:
+        """Judge a state that one rank saved, though each keeps that of some parameters."""
+        restored = {rank: event for rank, event in by_rank.items() if event.was_restored}
+        whole = [rank for rank, event in restored.items() if not event.num_made]
+        if len(restored) < 2 or len(whole) != 1:
+            return
+        ranks = RankSet(rank for rank in restored if rank not in whole)
+        event = restored[min(ranks)]
+        yield self.finding(
+            f"{event.optimizer} goes on with the state that was loaded on rank {whole[0]} alone: "
+            f"it begins anew for {event.num_made} of {event.num_parameters} parameters on "
+            f"{ranks.phrase()}",
+            ranks=ranks,
+            step=event.step,
+            location=user_location(event.site.frames),
+            subjects=(event.optimizer,),
+            grade=Grade.LIKELY,
+            confidence=0.8,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"a state was loaded for {each.num_parameters - each.num_stateless} of "
+                    f"{each.num_parameters} parameters, and the first step made one for "
+                    f"{each.num_made} of the others",
+                )
+                for rank, each in sorted(restored.items())
+            ),
+            fix="Gather what each rank's optimizer keeps before one rank saves it, or let each "
+            "rank save and load its own.",
+        )
+
 
 def _reason(event: TrainingResumed) -> _Reason | None:
     is_empty = event.num_stateless == event.num_parameters and not event.was_restored
     if not is_empty or not event.num_parameters:
         return None
+    if event.num_left_out:
+        text = (
+            f"the distributed checkpoint holds {event.num_left_out} entries of it, which were not "
+            "asked for: the optimizer had no state when it said what to load"
+        )
+        return _Reason(text, Grade.LIKELY, 0.9)
     if event.num_lost:
         text = f"{event.num_lost} entries of its state were loaded into a different optimizer, "
         text += "which never stepped"

@@ -18,6 +18,7 @@ from distdiag.checks.shared.explanations import (
     state_of,
     under,
 )
+from distdiag.checks.shared.holders import holder_of
 from distdiag.checks.shared.stuck import activity_of_missing, is_late
 from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import (
@@ -107,10 +108,12 @@ class MissingFromCollective(Check[OpenCollective]):
         is_cut_off = alignment.trigger is Trigger.ENDED
         is_note = is_cut_off or not is_reliable(alignment)
         missing, present = alignment.missing_ranks, alignment.present_ranks
+        absent = [state_of(alignment, rank) for rank in missing]
+        holder = holder_of(absent[0], alignment.states)
         found = self.finding(
             f"{missing.phrase()} never called {call_phrase(call)}, which {present.phrase()} called"
-            f"{at(call_location(call))}: "
-            f"{each_whereabouts([state_of(alignment, rank) for rank in missing])}",
+            f"{at(call_location(call))}: {each_whereabouts(absent)}"
+            + (f"; {holder.text}" if holder is not None else ""),
             ranks=verdict.culprits,
             step=step_of(alignment, verdict.culprits),
             location=location_in(alignment, verdict.culprits) or call_location(call),
@@ -119,12 +122,14 @@ class MissingFromCollective(Check[OpenCollective]):
             evidence=group_evidence(
                 alignment, groups_by_place(alignment), lambda each: f"waits in {call_phrase(each)}"
             )
-            + missing_evidence(alignment),
+            + missing_evidence(alignment)
+            + (holder.evidence if holder is not None else ()),
             why=_WHY_CYCLE if is_cycle else self.why,
-            fix=_FIX_CYCLE if is_cycle else self.fix,
+            fix=_FIX_CYCLE if is_cycle else holder.fix if holder is not None else self.fix,
         )
         condition = condition_passed(alignment, alignment, present, missing)
-        yield found if condition is None or is_cycle or is_note else under(found, condition)
+        is_known = is_cycle or is_note or holder is not None
+        yield found if condition is None or is_known else under(found, condition)
 
     def _without_record(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Suspect the ranks of which nothing is left while all others wait, if they are fewer."""

@@ -55,17 +55,23 @@ class OptimizerStateMismatch(Check[OptimizerView]):
         """Compare rates, then counters."""
         members = {rank for state in view.by_rank.values() for rank in state.members}
         states = {r: state for r, state in view.by_rank.items() if r in members}
-        for aspect, value in (("learning rates", _rates), ("step counters in its state", _counts)):
-            groups = _groups(states, value)
-            if len(groups) > 1:
-                yield self._differs(view, aspect, groups)
-                return
+        rates = _groups(states, _rates)
+        earlier = _first_difference(states) if len(rates) == 1 else None
+        if len(rates) > 1:
+            yield self._differs(view, "learning rates", rates)
+        elif earlier is not None:
+            step, rates = earlier
+            yield self._differs(view, "learning rates", rates, took=step)
+        elif len(counts := _groups(states, _counts)) > 1:
+            yield self._differs(view, "step counters in its state", counts)
 
     def _differs(
         self,
         view: OptimizerView,
         aspect: str,
         groups: Mapping[Hashable, RankSet],
+        *,
+        took: int | None = None,
     ) -> Finding:
         ordered = sorted(groups.items(), key=lambda item: len(item[1]), reverse=True)
         has_majority = len(ordered[0][1]) > len(ordered[1][1])
@@ -73,10 +79,12 @@ class OptimizerStateMismatch(Check[OptimizerView]):
         ranks = RankSet(rank for _, group in odd for rank in group)
         first = view.any_event
         what = ", ".join(f"{_plain(value)} on {group.phrase()}" for value, group in ordered)
+        step = first.step if took is None else took
+        verb = "take" if took is None else "took"
         return self.finding(
-            f"ranks take step {first.step} of {first.optimizer} with different {aspect}: {what}",
+            f"ranks {verb} step {step} of {first.optimizer} with different {aspect}: {what}",
             ranks=ranks,
-            step=first.step,
+            step=step,
             location=user_location(view.by_rank[min(ranks)].site.frames),
             subjects=(first.optimizer,),
             grade=Grade.LIKELY,
@@ -91,6 +99,28 @@ class OptimizerStateMismatch(Check[OptimizerView]):
 def _rates(state: OptimizerState) -> Hashable:
     # A rate that lies on the device is not read.
     return tuple(rate for rate in state.learning_rates if rate == rate)
+
+
+def _first_difference(
+    states: Mapping[int, OptimizerState],
+) -> tuple[int, dict[Hashable, RankSet]] | None:
+    """Return the first step that is known to have been taken with different rates, and these."""
+    if len({state.rate_history for state in states.values()}) == 1:
+        return None
+    changes = {rank: state.rate_changes for rank, state in states.items()}
+    if not all(changes.values()):
+        return None
+    known_since = max(each[0][0] for each in changes.values())
+    for step in sorted({step for each in changes.values() for step, _ in each}):
+        if step < known_since:
+            continue
+        groups: dict[Hashable, list[int]] = {}
+        for rank, each in sorted(changes.items()):
+            rates = [rates for since, rates in each if since <= step][-1]
+            groups.setdefault(rates, []).append(rank)
+        if len(groups) > 1:
+            return step, {rates: RankSet(ranks) for rates, ranks in groups.items()}
+    return None
 
 
 def _counts(state: OptimizerState) -> Hashable:

@@ -20,7 +20,7 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Location
-from distdiag.findings.source import location_of
+from distdiag.findings.source import location_of, loop_lines
 from distdiag.views.rank_states import RankState, States
 
 HOLDERS: Final = "holders"
@@ -145,10 +145,9 @@ def _by_kernel(state: RankState, states: States, seen: Observed) -> Holder | Non
         case "lock-file":
             return _left_file(seen, states, name)
         case "file":
-            return Holder(
-                f"it asks again and again for {name}, which is not there",
-                f"Find out which process should create {name}, and whether it uses this path.",
-            )
+            return _absent_file(state, states, name)
+        case "folder":
+            return _listed_folder(state, states, name)
         case "terminal":
             return Holder(
                 f"it asks a person, and nobody answers at the terminal {name}",
@@ -164,14 +163,18 @@ def _by_kernel(state: RankState, states: States, seen: Observed) -> Holder | Non
 
 
 def _is_asking_here(state: RankState, seen: Observed) -> bool:
-    """Say whether the function that sleeps is the one that asks for the file, from the same line.
+    """Say whether the function that sleeps is the one that asks, at the same line or in its loop.
 
     Whoever has used a file and sleeps for another reason does so in another function.
     """
     stack = main_stack(state.stacks)
-    here = user_location(stack)
-    asked = (seen.values.get("asked_file"), seen.values.get("asked_line"))
-    if here is None or (here.file, here.line) != asked:
+    here = next((frame for frame in stack if frame.user), None)
+    asked = seen.values.get("asked_file"), seen.values.get("asked_line")
+    if here is None or asked[0] != here.file or not isinstance(asked[1], int):
+        return False
+    line = Frame(here.file, asked[1], here.function, user=True)
+    loops = loop_lines(here, with_head=True) & loop_lines(line, with_head=True)
+    if here.line != line.line and not loops:
         return False
     by = str(seen.values.get("asked_by", "")).splitlines()
     # One that is awake is looked at in the middle of asking: its innermost frame may be any.
@@ -240,6 +243,38 @@ def _left_file(seen: Observed, states: States, path: str) -> Holder:
         f"Make sure that no process on any node still uses this lock, and remove the file: "
         f"rm {path}",
     )
+
+
+def _absent_file(state: RankState, states: States, path: str) -> Holder:
+    text = f"it asks again and again for {path}, which is not there"
+    fix = f"Find out which process should create {path}, and whether it uses this path."
+    others = [m for each in states.values() if each.rank != state.rank for m in each.made]
+    name, form = path.rpartition("/")[2], _NUMBER.sub("#", path)
+    alike = [m for m in others if m.path.rpartition("/")[2] == name]
+    alike = alike or [m for m in others if _NUMBER.sub("#", m.path) == form]
+    if not alike:
+        return Holder(text, fix)
+    made = max(alike, key=lambda each: each.time_ns)
+    place = user_location(made.site.frames)
+    if made.path == path:
+        return Holder(f"{text}, though rank {made.rank} made it{at(place)}", fix)
+    fix = f"Let the line that makes such files{at(place)} and the one that waits use one name."
+    evidence = Evidence(ranks=RankSet([made.rank]), summary=f"made {made.path}", location=place)
+    return Holder(f"{text}; rank {made.rank} made {made.path}{at(place)}", fix, (evidence,))
+
+
+def _listed_folder(state: RankState, states: States, path: str) -> Holder:
+    text = f"it lists {path} again and again"
+    fix = f"Find out what should come into {path}, and who should put it there."
+    for other in states.values():
+        seen = other.observed.get(HOLDERS)
+        values = seen.values if seen is not None else {}
+        listed = str(values.get("name", ""))
+        if values.get("waits_for") == "folder" and listed != path and other.rank != state.rank:
+            text += f", while rank {other.rank} lists {listed}"
+            fix = "Let one rank choose the name of the folder, and give it to the others."
+            break
+    return Holder(text, fix)
 
 
 def _duration(seconds: float) -> str:

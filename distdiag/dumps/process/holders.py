@@ -25,8 +25,15 @@ from distdiag.events.stacks import Observed, ProcessSeen, ThreadStack
 MOST_ASKED: Final = 16
 """One pass of a loop that polls for a lock makes a handful of accesses."""
 
-_ORDER: Final = (FileAction.WRITE, FileAction.LOCK, FileAction.APPEND, FileAction.TEST)
-"""Who takes a lock file creates it, or opens it to lock it; who waits for a file asks for it."""
+_ORDER: Final = (
+    FileAction.WRITE,
+    FileAction.LOCK,
+    FileAction.APPEND,
+    FileAction.TEST,
+    FileAction.LIST,
+)
+"""Who takes a lock file creates it, or opens it to lock it; who waits for a file asks for it, and
+who waits for several lists their folder."""
 
 
 class AskedFiles:
@@ -52,6 +59,9 @@ class AskedFiles:
         What is created exclusively comes first, then what is opened or locked, then questions.
         """
         asked = self._by_rank.get(rank, ())
+        # Whoever lists a folder may ask before whether it is one.
+        listed = {each.path for each in asked if each.action is FileAction.LIST}
+        asked = [a for a in asked if a.action is FileAction.LIST or a.path not in listed]
         return min(asked, key=lambda a: (not a.is_exclusive, _ORDER.index(a.action)), default=None)
 
 
@@ -122,7 +132,7 @@ SHARE: Final = 0.5
 
 
 class _Awaited(NamedTuple):
-    """What is waited for, `what` one of lock, lock-file, file, pipe, terminal, input."""
+    """What is waited for, `what` one of lock, lock-file, file, folder, pipe, terminal, input."""
 
     what: str = ""
     name: str = ""
@@ -197,6 +207,8 @@ def _polled(asked: FileAccess, search: _Search) -> _Awaited:
     if frame is not None:
         by = [f"{each.file}:{each.function}" for each in asked.site.frames[:MOST_FRAMES]]
         more = {"asked_file": frame.file, "asked_line": frame.line, "asked_by": "\n".join(by)}
+    if asked.action is FileAction.LIST:
+        return _Awaited("folder", asked.path, (), more)
     found = _read_small(asked.path)
     if found is None:
         return _Awaited("file", asked.path, (), more)

@@ -13,7 +13,7 @@ from distdiag.engine.files.conflicts import Place, place_of
 from distdiag.engine.files.races import FileRaces
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
-from distdiag.events.files import FileAccess, FileAction, StoreCall
+from distdiag.events.files import MAKING, FileAccess, FileAction, StoreCall
 from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised
 from distdiag.events.losses import LossWeights
 from distdiag.events.models import (
@@ -110,9 +110,6 @@ class ExistenceTests:
 RECENT: Final = 64
 MOST_NAMES: Final = 4096
 
-_MAKING: Final = frozenset(
-    {FileAction.WRITE, FileAction.APPEND, FileAction.RENAME, FileAction.LINK}
-)
 _ABSENT: Final = ("FileNotFoundError", "No such file", "does not exist", "not found")
 _NUMBER: Final = re.compile(r"\d+")
 _QUOTED: Final = re.compile(r"""['"](/[^'"]+)['"]""")
@@ -129,7 +126,7 @@ class MissingFiles:
 
     def add(self, access: FileAccess) -> None:
         """Take in an access of a rank."""
-        if access.action in _MAKING:
+        if access.action in MAKING:
             name = PurePosixPath(access.path).name
             self._made.of(name, dict)[access.rank] = access
             self._parts.of(_without_numbers(access.path), dict)[access.rank] = access
@@ -140,9 +137,10 @@ class MissingFiles:
         """Return the file for lack of which a rank ended, if others wrote one of such a name."""
         if not any(sign in f"{raised.type}: {raised.message}" for sign in _ABSENT):
             return None
-        path = self._path_of(raised)
-        if path is None:
+        found = self._path_of(raised)
+        if found is None:
             return None
+        path, written = found
         name = PurePosixPath(path).name
         made = self._made.get(name, {})
         if self._made.has_lost(name):
@@ -154,15 +152,28 @@ class MissingFiles:
         siblings = {rank: access for rank, access in parts.items() if rank != raised.rank}
         if not (others or siblings):
             return None
-        return MissingFile(raised.rank, path, raised, others, siblings)
+        paths = {raised.rank: path} | {rank: access.path for rank, access in others.items()}
+        above = {rank: self._folder_of(rank, each) for rank, each in paths.items()}
+        folders = {rank: folder for rank, folder in above.items() if folder is not None}
+        return MissingFile(raised.rank, path, raised, others, siblings, written, folders)
 
-    def _path_of(self, raised: Raised) -> str | None:
+    def _folder_of(self, rank: int, path: str) -> FileAccess | None:
+        """Return how a rank last made a folder above this path."""
+        for access in reversed(self._recent[rank]):
+            if access.action is FileAction.MAKE_DIR and path.startswith(f"{access.path}/"):
+                return access
+        return None
+
+    def _path_of(self, raised: Raised) -> tuple[str, str] | None:
+        """Return the path that was not there, and as the program gave it (empty: unknown)."""
         recent = self._recent[raised.rank]
         for access in reversed(recent):
+            if access.action is FileAction.MAKE_DIR:
+                continue  # a folder above it is named in its path
             if access.path in raised.message or access.written in raised.message:
-                return access.path
+                return access.path, access.written
         quoted = _QUOTED.search(raised.message)
-        return quoted[1] if quoted is not None else None
+        return (quoted[1], "") if quoted is not None else None
 
 
 def _without_numbers(path: str) -> str:

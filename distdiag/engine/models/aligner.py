@@ -37,6 +37,7 @@ from distdiag.views.models import (
     EvaluationReplicas,
     ExpertContents,
     GradientReplicas,
+    LaterContents,
     ModelView,
     ProgramPlanView,
     ReplicaView,
@@ -70,7 +71,7 @@ class SliceSaves:
         """Take note of a rank that gives its weights to a distributed checkpoint."""
         self._shared.add(rank)
 
-    def start(self, view: ContentView) -> None:
+    def look(self, view: ContentView) -> None:
         """Take note of what each rank has for itself: as it was told, and as the values show."""
         seen: dict[str, set[str]] = {}
         for held in view.by_rank.values():
@@ -307,7 +308,9 @@ class ModelAligner(Aligner):
         for view in self._models.feed(event):
             self._losses.note(view)
             if isinstance(view, ContentView):
-                self._saves.start(view)
+                self._saves.look(view)
+            if isinstance(view, LaterContents):
+                continue  # it is nothing for checks
             if isinstance(view, ReplicaView):
                 yield from self._of_replicas((view,))
                 self._unsynced.note(view)

@@ -22,6 +22,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.views.models import (
     ContentView,
     Disagreement,
+    LaterContents,
     ModelView,
     ModelViews,
     ReplicaView,
@@ -252,8 +253,12 @@ class Models:
             return
         states = self._open.setdefault(key, {})
         states[event.rank] = state
+        expected = state.expected() | {event.rank}
         if event.moment is Moment.START:
-            yield from self._contents(key, states, state.expected() | {event.rank})
+            yield from self._contents(key, states, expected)
+        elif event.moment is Moment.STEP and any(plan.is_ignored for plan in state.plans):
+            for view in self._contents(key, states, expected):
+                yield view.narrowed(LaterContents)
         yield from self._compare(key, states, state)
         yield from self._parallel.add(key[:3], event.rank, state.held(), event.site)
         yield from self._inferred.add(key[:3], event.rank, state.held(), event.site)
@@ -262,7 +267,7 @@ class Models:
 
     def _contents(
         self, key: Key, states: Mapping[int, _State], expected: set[int]
-    ) -> Iterator[ModelViews]:
+    ) -> Iterator[ContentView]:
         if expected <= states.keys():
             held = {rank: states[rank].held() for rank in sorted(expected)}
             sites = {rank: states[rank].site for rank in sorted(expected)}

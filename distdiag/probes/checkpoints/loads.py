@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ClassVar, Final, NamedTuple
@@ -85,6 +85,14 @@ class Resumes:
         self._stepped: WeakMembers[torch.optim.Optimizer] = WeakMembers()
         self._seen: WeakMap[torch.optim.Optimizer, dict[str, Any]]
         self._seen = WeakMap()
+        self._num_unasked = 0
+        self._left_out: WeakMap[torch.optim.Optimizer, int] = WeakMap()
+
+    def planned(self, asked: Mapping[str, Any], keys: Iterable[str]) -> None:
+        """Take note of what is asked of a distributed checkpoint that holds these keys."""
+        empty = tuple(f"{path}state." for path in _stateless(asked, "", _DEEPEST))
+        found = {key for key in keys if key.startswith(empty)} if empty else set()
+        self._num_unasked = len({key.rpartition(".")[0] for key in found})
 
     def read_file(self, found: object) -> None:
         """Take note of what `torch.load` has returned."""
@@ -104,7 +112,10 @@ class Resumes:
     def gave_state(self, optimizer: torch.optim.Optimizer, state_dict: object) -> None:
         """Take note of the state that was given to an optimizer."""
         state = state_dict.get("state") if isinstance(state_dict, Mapping) else None
+        if isinstance(state, Mapping) and not state and self._num_unasked:
+            self._left_out[optimizer] = self._num_unasked
         if isinstance(state, Mapping) and state:
+            self._left_out.pop(optimizer, None)
             self._restored.add(optimizer)
             of = weakref.ref(optimizer)
             self._given.append(_Given(of, type(optimizer), _shapes(optimizer), len(state)))
@@ -142,7 +153,9 @@ class Resumes:
         self._stepped.add(optimizer)
         for each in self._given:
             each.has_stepped = each.has_stepped or each.optimizer() is optimizer
-        if not is_first or not (self._loads.count or self._given or self._schedules):
+        left_out = self._left_out.get(optimizer, 0)
+        is_resumed = is_first and (self._loads.count or self._given or self._schedules)
+        if not (is_resumed or left_out or optimizer in self._restored):
             return
         held = {id(each) for each in parameters_of(optimizer)}
         stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
@@ -157,12 +170,17 @@ class Resumes:
             "num_lost": self._num_lost(optimizer),
             "offered": self._offered,
             "schedule_step": self._schedules.get(optimizer, -1),
+            "num_left_out": left_out,
         }
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return what was seen, if this is an optimizer that keeps a state at all."""
         fields = self._seen.pop(optimizer, {})
-        return fields if optimizer.state else {}
+        if not optimizer.state:
+            return {}
+        stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
+        num_stateless = sum(id(each) not in stateful for each in parameters_of(optimizer))
+        return fields | {"num_made": fields["num_stateless"] - num_stateless} if fields else {}
 
     def _num_lost(self, optimizer: torch.optim.Optimizer) -> int:
         shapes = _shapes(optimizer)
@@ -180,6 +198,19 @@ class Resumes:
 
 def _shapes(optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
     return [tuple(each.shape) for each in parameters_of(optimizer)]
+
+
+def _stateless(value: object, path: str, depth: int) -> Iterator[str]:
+    """Yield the paths of optimizers' states that hold settings alone."""
+    if not isinstance(value, Mapping) or not depth:
+        return
+    state = value.get("state")
+    if "param_groups" in value and isinstance(state, Mapping):
+        if not state:
+            yield path
+        return
+    for key, item in value.items():
+        yield from _stateless(item, f"{path}{key}.", depth - 1)
 
 
 def _num_states(value: object, depth: int) -> Iterator[int]:
@@ -497,11 +528,16 @@ class LoadProbe(Probe):
         self,
         recorder: Recorder,
         state_read: Signal[Any, FrameType],
+        load_planned: Signal[object, object],
         models: Callable[[], list[nn.Module]],
     ) -> None:
-        """Know of no load yet; `models` returns those that there are."""
+        """Know of no load yet; `models` returns those that there are.
+
+        `load_planned` gets what is asked of a distributed checkpoint, and its metadata.
+        """
         super().__init__(recorder)
         self._state_read = state_read
+        self._load_planned = load_planned
         self._loads = ModelLoads()
         self._wasted = WastedLoads(self._loads, models)
         self._resumes = Resumes(self._loads, models)
@@ -523,6 +559,7 @@ class LoadProbe(Probe):
         self._patches.wrap_everywhere(torch.serialization, "load", self._call_after(self._opened))
         self._patches.wrap_everywhere(torch.serialization, "save", self._call_after(self._saved))
         self._subscribe(self._state_read, self._read)
+        self._subscribe(self._load_planned, self._planned)
         self._to_undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
         self._to_undo.append(register_optimizer_step_post_hook(self._after_step).remove)
 
@@ -575,6 +612,12 @@ class LoadProbe(Probe):
     @guarded
     def _restored(self, optimizer: torch.optim.Optimizer, state_dict: object) -> None:
         self._resumes.gave_state(optimizer, state_dict)
+
+    @guarded
+    def _planned(self, asked: object, metadata: object) -> None:
+        keys = getattr(metadata, "state_dict_metadata", None)
+        if isinstance(asked, Mapping) and isinstance(keys, Mapping):
+            self._resumes.planned(asked, keys)
 
     @guarded
     def _scheduled(self, scheduler: object, _: object) -> None:

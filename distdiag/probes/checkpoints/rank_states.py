@@ -64,15 +64,17 @@ class RankStates(Probe):
         self,
         recorder: Recorder,
         read: Signal[object, FrameType],
+        load_planned: Signal[object, object],
         models: Callable[[], list[nn.Module]],
         name_of: Callable[[nn.Module], str],
     ) -> None:
-        """Nothing was saved yet; `read` gets what is read.
+        """Nothing was saved yet; `read` gets what is read, `load_planned` what is asked for before.
 
         `models` returns those that there are, and `name_of` the name of one, where it has one.
         """
         super().__init__(recorder)
         self._read = read
+        self._load_planned = load_planned
         self._models = models
         self._name_of = name_of
         self._call = _Call()
@@ -82,12 +84,21 @@ class RankStates(Probe):
 
     def _install(self) -> None:
         from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
         for name in ("save", "async_save"):
             self._patches.wrap_everywhere(state_dict_saver, name, self._around_save)
         after = self._call_after(self._collected)
         self._patches.wrap(state_dict_saver, "_stateful_to_state_dict", after)
         self._patches.wrap_everywhere(state_dict_loader, "_load_state_dict", self._around_load)
+        planning = self._call_before(self._before_planning)
+        self._patches.wrap(DefaultLoadPlanner, "set_up_planner", planning)
+
+    @guarded
+    def _before_planning(
+        self, _: object, asked: object, metadata: object = None, /, *__: object, **___: object
+    ) -> None:
+        self._load_planned.emit(asked, metadata)
 
     # Saving
 

@@ -40,7 +40,7 @@ class _Reading(NamedTuple):
 
 
 class SummedParts(Probe):
-    """Looks at the first sums of a forward pass, at the first steps and every hundredth."""
+    """Looks at the first sums of a forward pass, at the first steps and others that are due."""
 
     name: ClassVar[str] = "summed-parts"
 

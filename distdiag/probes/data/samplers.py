@@ -32,7 +32,7 @@ from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.tensors.by_identity import WeakMap
-from distdiag.probes.tensors.sample_rows import rows_of
+from distdiag.probes.tensors.sample_rows import fields_of, rows_of
 from distdiag.probes.untyped import Untyped
 from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
@@ -68,19 +68,25 @@ def may_overlap(one: Trained | None, other: Trained | None) -> bool:
 # The indices of one pass over a data set, as they go by.
 
 _SHOWN: Final = 8
+_COMPARED: Final = 64
+"""The samples below this index are compared: the same ones on all ranks."""
+_COMPARED_PASSES: Final = 3
+"""In the second pass some come again on the same rank, and some on another one."""
 
 
 class IndexStream:
     """Takes note of indices in their order; `is_opaque` if they are no numbers."""
 
-    def __init__(self, *, keeps: bool) -> None:
-        """Have seen none yet; `keeps`: remember which ones they are."""
+    def __init__(self, *, keeps: bool, notes: bool = False) -> None:
+        """Have seen none yet; `keeps`: remember which ones they are, `notes`: of each batch."""
         self.is_opaque = False
         self.is_ascending = True
         self.num = 0
         self.first: tuple[int, ...] = ()
-        self.fetched: deque[tuple[str, int]] = deque()
-        """Digests and sizes of batches that were asked for and have not been handed out yet."""
+        self.fetched: deque[tuple[str, int, tuple[tuple[int, int], ...]]] = deque()
+        """Digests and sizes of batches that were asked for and have not been handed out yet, with
+        the places and indices of those samples that are compared."""
+        self._notes = notes
         self._keeps = keeps
         self._last = -1
         self._state = xxhash.xxh3_64()
@@ -104,7 +110,8 @@ class IndexStream:
         content = batch.tobytes()
         self._state.update(content)
         self.num += len(batch)
-        self.fetched.append((xxhash.xxh3_64_hexdigest(content), len(batch)))
+        noted = [(p, i) for p, i in enumerate(batch) if 0 <= i < _COMPARED] if self._notes else ()
+        self.fetched.append((xxhash.xxh3_64_hexdigest(content), len(batch), tuple(noted)))
         if self.is_ascending:
             row = [self._last, *batch]
             self.is_ascending = row == sorted(set(row))
@@ -232,6 +239,8 @@ class _Pass:
     is_trained: bool = False
     fetches: tuple[Fetch, ...] = ()
     fetched_by: CallSite | None = None
+    parts: tuple[tuple[str, bool], ...] = ()
+    samples: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -362,7 +371,10 @@ class SamplerProbe(Probe):
         if self.recorder.num_backwards == mine.num_backwards:
             mine.num_before_training += 1
         fetched = mine.indices.fetched
-        digest, size = fetched.popleft() if fetched else ("", 0)
+        digest, size, noted = fetched.popleft() if fetched else ("", 0, ())
+        if noted:
+            mine.parts, rows = fields_of(batch, size, [place for place, _ in noted])
+            mine.samples += zip([index for _, index in noted], rows, strict=True)
         if mine.number == 0 and mine.num_batches <= _LOOKED_AT:
             mine.fetches = self._fetches.of(iterator)
         room = _MOST_ROWS - len(mine.contents)
@@ -400,7 +412,10 @@ class SamplerProbe(Probe):
             dataset=dataset,
             num_samples=_length(iterator),
             sampler=state,
-            indices=IndexStream(keeps=is_due(known.count)),
+            indices=IndexStream(
+                keeps=is_due(known.count),
+                notes=known.count < _COMPARED_PASSES and bool(state.num_replicas),
+            ),
             epoch_before=self._epoch_of(sampler),
             num_backwards=self.recorder.num_backwards,
             site=CallSite(frames_of(frame, self.recorder.main_script)),
@@ -510,6 +525,8 @@ class SamplerProbe(Probe):
             is_trained=mine.is_trained,
             fetches=mine.fetches,
             fetched_by=mine.fetched_by,
+            parts=mine.parts,
+            samples=tuple(mine.samples),
         )
         if num_backwards:
             known.last_trained = mine.trained

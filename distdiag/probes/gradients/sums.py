@@ -98,7 +98,7 @@ class Moments(NamedTuple):
 
 
 class GradientSumProbe(Probe):
-    """Looks at the first steps and every hundredth."""
+    """Looks at the first steps, those of powers of two and every hundredth."""
 
     name: ClassVar[str] = "gradient-sums"
 

@@ -166,7 +166,7 @@ class Moments:
 
 
 class LossProbe(Probe):
-    """Reads the losses of the backward passes before the first steps and every hundredth."""
+    """Reads the losses of the backward passes before the steps at which to look."""
 
     name: ClassVar[str] = "losses"
 

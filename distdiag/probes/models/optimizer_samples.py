@@ -74,9 +74,7 @@ class OptimizerSamples:
     def count(self, optimizer: torch.optim.Optimizer) -> bool:
         """Count a step that begins; say whether to look at it."""
         self._counts.count(optimizer, self._recorder.num_backwards)
-        number = self._counts.of(optimizer)
-        # Rates change at any step; what a rank has then it has at the next power of two, too.
-        return is_due(number) or number & (number - 1) == 0
+        return is_due(self._counts.of(optimizer))
 
     def labels(self) -> dict[int, str]:
         """Name optimizers, by their ids, after the models that they train."""

@@ -1,8 +1,9 @@
 """What an optimizer holds when it is about to step, and whom its parameters belong to."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -34,6 +35,11 @@ def owners_of(
     return owners
 
 
+_MOST_CHANGES: Final = 16
+"""Of so many changes of a rate it is told when they were: between two looks one of epochs has no
+more."""
+
+
 @dataclass(slots=True)
 class _Steps:
     all: int = 0
@@ -42,6 +48,11 @@ class _Steps:
     backwards_before: int = 0
     idle_samples: int = 0
     was_fed: bool = False
+    rates: tuple[float, ...] = ()
+    rate_changes: deque[tuple[int, tuple[float, ...]]] = field(
+        default_factory=lambda: deque(maxlen=_MOST_CHANGES)
+    )
+    rate_history: int = 0
 
 
 class StepCounts:
@@ -53,6 +64,14 @@ class StepCounts:
     def count(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """Count a step that begins, after so many backward passes of the process."""
         steps = self._steps.setdefault(optimizer, _Steps())
+        # Read at every step: no call for each group, and nothing of a tensor.
+        groups = getattr(optimizer, "param_groups", ())
+        found = [group.get("lr") for group in groups]
+        rates = tuple([rate if type(rate) is float else -1.0 for rate in found])
+        if rates != steps.rates:
+            steps.rates = rates
+            steps.rate_changes.append((steps.all, rates))
+            steps.rate_history = hash((steps.rate_history, steps.all, rates))
         steps.all += 1
         steps.backwards_before, steps.backwards = steps.backwards, num_backwards
 
@@ -71,13 +90,15 @@ class StepCounts:
         steps.was_fed = steps.was_fed or not is_idle
         return {"num_idle": steps.idle_samples, "was_fed": steps.was_fed}
 
-    def fields(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    def fields(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the counts before this step, as fields of an `OptimizerState`."""
         steps = self._steps[optimizer]
         return {
             "num_backwards": steps.backwards - steps.backwards_before,
             "num_steps": steps.all - 1,
             "num_zero_steps": steps.zero,
+            "rate_changes": tuple(steps.rate_changes),
+            "rate_history": steps.rate_history,
         }
 
 

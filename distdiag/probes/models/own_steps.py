@@ -158,8 +158,12 @@ class OwnSteps:
 
 
 def is_due(count: int, fresh: int = FIRST_STEPS) -> bool:
-    """Say whether to look at the step after so many."""
-    return count < fresh or count % EVERY == 0
+    """Say whether to look at the step after so many.
+
+    What begins between the first steps and the hundredth, as with a schedule, is seen before there
+    were twice as many steps.
+    """
+    return count < fresh or count % EVERY == 0 or count & (count - 1) == 0
 
 
 def _has_any(root: nn.Module, held: set[int]) -> bool:

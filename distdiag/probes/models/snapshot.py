@@ -1,7 +1,7 @@
 """Looks at all models and optimizers at the moments that matter, and writes down what they hold.
 
 It looks when a model has been wrapped, before the first backward pass of any other one, and at
-the first optimizer steps after that and then every hundredth.
+the first optimizer steps after that, those of powers of two and every hundredth.
 """
 
 import sys

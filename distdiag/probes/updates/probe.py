@@ -122,7 +122,7 @@ class UpdateProbe(Probe):
         number, known.num_steps = known.num_steps, known.num_steps + 1
         # With these the step itself unscales the gradients, or leaves everything as it is.
         is_scaled = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
-        if not _is_looked_at(number) or is_scaled or _is_captured():
+        if not is_due(number) or is_scaled or _is_captured():
             return
         self._write()
         model, named = self._names(optimizer)
@@ -205,10 +205,6 @@ def _sampled(optimizer: torch.optim.Optimizer, named: _Named) -> list[Sampled]:
     stride = max(1, -(-len(found) // _MOST_TENSORS))
     taken = (sampled_from(*each) for each in found[::stride])
     return [each for each in taken if each is not None]
-
-
-def _is_looked_at(number: int) -> bool:
-    return is_due(number) or number & (number - 1) == 0
 
 
 def _is_captured() -> bool:

@@ -25,6 +25,33 @@ def test_a_state_that_went_to_an_optimizer_that_never_steps_is_a_warning():
     assert "a different optimizer, which never stepped" in finding.message
 
 
+def test_a_state_that_was_not_asked_for_is_a_warning():
+    (finding,) = found(num_left_out=6, num_loaded=0, offered=-1, schedule_step=-1)
+    assert finding.severity is Severity.WARNING
+    assert "holds 6 entries of it, which were not asked for" in finding.message
+
+
+def restored(*made):
+    """Ranks whose optimizer was given a state, and made that of so many parameters anew."""
+    events = [
+        resumed(rank, was_restored=True, num_stateless=3, num_made=number)
+        for rank, number in enumerate(made)
+    ]
+    return findings(PartialResume, together(*events))
+
+
+def test_a_state_that_holds_what_one_rank_keeps_is_a_warning():
+    (finding,) = restored(0, 3)
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([1]))
+    assert "on rank 0 alone: it begins anew for 3 of 6 parameters on rank 1" in finding.message
+    assert "for 3 of 6 parameters" in finding.evidence[0].summary
+
+
+@pytest.mark.parametrize("made", [(0, 0), (3, 3), (0, 0, 3), (0,)], ids=str)
+def test_a_state_that_is_loaded_alike_is_silent(made):
+    assert not restored(*made)
+
+
 def test_a_fine_tuning_from_a_file_with_more_in_it_is_a_note():
     (finding,) = found(schedule_step=-1)
     assert finding.grade is Grade.NOTE

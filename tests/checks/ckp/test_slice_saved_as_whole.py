@@ -1,7 +1,7 @@
 from distdiag.checks.ckp.slice_saved_as_whole import SliceSavedAsWhole
 from distdiag.engine.models.aligner import ModelAligner
 from distdiag.events.checkpoints import WeightsSaved
-from distdiag.events.models import ReplicaEvidence, SliceSaved
+from distdiag.events.models import Moment, ReplicaEvidence, SliceSaved
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import plan, plan_event, state_event
@@ -67,6 +67,19 @@ def test_own_parts_that_one_rank_alone_saves_are_an_error():
         RankSet([1]),
         ("expert.weight",),
     )
+
+
+def stepped(*held):
+    """The same two ranks, before the fourth step."""
+    return [
+        state_event(rank, [value, 0.5], moment=Moment.STEP, step=4)
+        for rank, value in enumerate(held)
+    ]
+
+
+def test_own_parts_that_only_training_sets_apart_are_an_error():
+    assert lost(*began(0.1, 0.1), *stepped(0.2, 0.3), own_saved(0))
+    assert not lost(*began(0.1, 0.1), *stepped(0.2, 0.2), own_saved(0))
 
 
 def test_own_parts_that_all_save_or_that_are_copies_are_silent():

@@ -3,10 +3,12 @@ import pytest
 from distdiag.checks.col.missing_from_collective import MissingFromCollective
 from distdiag.events.base import Phase
 from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Observed
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import RankStatus
-from tests.checks.streams import Job, Program, plain_site, signature, stacks
+from tests.checks.races import access
+from tests.checks.streams import Job, Program, event_of, plain_site, signature, stacks
 from tests.checks.verdicts import codes, findings, serious
 
 
@@ -43,6 +45,24 @@ def test_the_stack_of_a_stuck_rank_gives_the_line(tmp_path):
     job.set(1, stacks=stacks(1, p.frame("lock.acquire")))
     (finding,) = found(job, trigger=Trigger.STALLED)
     assert finding.location.source == "lock.acquire()"
+
+
+def test_the_file_that_a_missing_rank_asks_for_is_named(tmp_path):
+    p = Program(tmp_path, "while not path.exists():\n    time.sleep(1)\ndist.barrier()")
+    here, asked = p.frame("time.sleep"), p.frame("while not")
+    values = {"waits_for": "file", "name": "/data/rank_1.pt", "asked_file": asked.file}
+    values |= {"asked_line": asked.line, "asked_by": f"{asked.file}:{asked.function}"}
+    made = access(0, "write", plain_site(7), "/data/rank_0.pt").event
+    job = Job()
+    job.call(0, p.site("dist.barrier"), "barrier")
+    job.set(0, made=(made,))
+    seen = event_of(Observed, 1, source="holders", summary="", values=values)
+    job.set(1, stacks=stacks(1, here), observed={"holders": seen})
+    (finding,) = found(job, trigger=Trigger.STALLED)
+    assert "it asks again and again for /data/rank_1.pt, which is not there" in finding.message
+    assert "rank 0 made /data/rank_0.pt at train.py:7" in finding.message
+    assert finding.evidence[-1].location.line == 7
+    assert finding.fix.endswith("use one name.")
 
 
 def test_two_groups_in_opposite_order_are_one_circle_and_one_finding():

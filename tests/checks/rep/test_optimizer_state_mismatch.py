@@ -55,6 +55,25 @@ def test_the_same_on_all_ranks_is_silent(change):
     assert not findings(OptimizerStateMismatch, optimizers(change, change))
 
 
+def changed(*changes):
+    """An optimizer whose rate was another from these steps on."""
+    return {"rate_changes": tuple((s, (r,)) for s, r in changes), "rate_history": hash(changes)}
+
+
+def test_rates_that_have_differed_meanwhile():
+    halved = changed((0, 0.2), (24, 0.1))
+    (finding,) = findings(OptimizerStateMismatch, optimizers(halved, changed((0, 0.2), (32, 0.1))))
+    assert "took step 24 of" in finding.message
+    assert "different learning rates: 0.1 on rank 0, 0.2 on rank 1" in finding.message
+    assert finding.step == 24
+
+
+def test_rates_that_were_the_same_at_all_steps_that_are_known_are_silent():
+    long, short = changed((0, 0.3), (8, 0.2), (24, 0.1)), changed((8, 0.2), (24, 0.1))
+    assert not findings(OptimizerStateMismatch, optimizers(long, short))
+    assert not findings(OptimizerStateMismatch, optimizers(long, long))
+
+
 def test_different_numbers_of_gradients_are_left_to_other_checks():
     assert not findings(OptimizerStateMismatch, optimizers({}, {"num_without_gradient": 2}))
 

@@ -9,7 +9,8 @@ from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import ChildEnded
 from distdiag.events.stacks import Observed, ProcessSeen, Stacks, ThreadStack
 from distdiag.views.rank_states import RankState, RankStatus
-from tests.checks.streams import Program, event_of, kernel, library, stacks
+from tests.checks.races import access
+from tests.checks.streams import Program, event_of, kernel, library, plain_site, stacks
 
 PATH = "/data/cache.lock"
 MINE = Frame("train.py", 12, "main")
@@ -132,6 +133,45 @@ def test_a_rank_that_is_seen_in_the_middle_of_asking():
 def test_a_file_that_nobody_makes():
     found = told(rank(observed=outside("file", "/data/go", **HERE)))
     assert "/data/go, which is not there" in found.text
+
+
+def wrote(path, line=30):
+    """Rank 0, which has put a file there."""
+    made = access(0, "rename", plain_site(line), path).event
+    return RankState(0, RankStatus.RUNNING, made=(made,))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/data/step1/rank_0.pt", "; rank 0 made /data/step1/rank_0.pt at train.py:30"),
+        ("/other/rank_1.pt", "; rank 0 made /other/rank_1.pt at train.py:30"),
+        ("/data/step1/rank_1.pt", ", though rank 0 made it at train.py:30"),
+        ("/data/model.pt", ""),
+    ],
+)
+def test_a_file_that_another_rank_made_under_another_name(path, text):
+    found = told(rank(observed=outside("file", "/data/step1/rank_1.pt", **HERE)), wrote(path))
+    assert found.text.endswith(f"which is not there{text}")
+
+
+LOOP = "import time\nwhile not path.exists():\n    time.sleep(1)\ntime.sleep(2)\n"
+
+
+@pytest.mark.parametrize(("line", "is_told"), [("time.sleep(1)", True), ("time.sleep(2)", False)])
+def test_who_sleeps_in_the_loop_that_asks_waits_for_the_file(tmp_path, line, is_told):
+    program = Program(tmp_path, LOOP)
+    here, asked = program.site(line).location, program.site("while not").location
+    values = {"asked_file": asked.file, "asked_line": asked.line}
+    by = f"{asked.file}:{asked.function}"
+    seen = outside("file", "/data/go", **values, asked_by=by)
+    assert (told(rank(here, observed=seen)) is not None) is is_told
+
+
+def test_folders_that_ranks_list_again_and_again():
+    other = RankState(0, RankStatus.RUNNING, observed=outside("folder", "/shm/a1"))
+    found = told(rank(observed=outside("folder", "/shm/b2", **HERE)), other)
+    assert found.text == "it lists /shm/b2 again and again, while rank 0 lists /shm/a1"
 
 
 # Terminals and pipes

@@ -164,6 +164,15 @@ def test_a_lock_file_that_is_left_over(tmp_path):
     assert "owner_pid" not in seen.values
 
 
+def test_a_folder_that_is_listed_again_and_again(tmp_path):
+    with running(POLL) as process:
+        source = holders(process.pid)
+        source.asked.feed(access(FileAction.TEST, tmp_path))
+        source.asked.feed(access(FileAction.LIST, tmp_path))
+        seen = until(lambda: look(source, process), lambda seen: seen.values)
+    assert (seen.values["waits_for"], seen.values["name"]) == ("folder", str(tmp_path))
+
+
 def test_a_folder_is_no_lock_file(tmp_path):
     with running(POLL) as process:
         source = holders(process.pid)

@@ -125,6 +125,14 @@ def test_a_relative_name_is_found_by_the_access(files):
     assert files.explain(raised).path == THERE
 
 
+def test_the_folders_that_ranks_made_above_it_are_told(files):
+    for rank, path in ((0, "/node0"), (1, "/node1"), (1, "/elsewhere")):
+        files.add(event(rank, "make-dir", path))
+    found = files.explain(missing_file(1, THERE))
+    assert {rank: each.path for rank, each in found.folders.items()} == {0: "/node0", 1: "/node1"}
+    assert found.written == THERE
+
+
 def test_a_part_of_the_same_kind_is_found(files):
     files.add(event(0, "write", "/d/step3/part0.pt"))
     found = files.explain(missing_file(1, "/d/step3/part1.pt"))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from distdiag.events.checkpoints import LoadWasted, TrainingResumed, Waste, WeightsLoaded
 from distdiag.events.lifecycle import ProbeDisabled
@@ -103,3 +108,50 @@ def test_a_state_of_an_optimizer_that_was_made_anew_is_lost(
     step(trained, optimizer)
     (event,) = observed.events(TrainingResumed)
     assert (event.was_restored, event.num_lost, event.num_stateless) == (False, 8, 8)
+
+
+@pytest.mark.parametrize("asks_rightly", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_state_that_a_fresh_optimizer_does_not_ask_for_is_left_out(
+    observed: Observed, lone_group: None, tmp_path: Path, kind: Any, asks_rightly: bool
+) -> None:
+    def state(of: nn.Module, by: torch.optim.Optimizer) -> dict[str, Any]:
+        if asks_rightly:
+            return dict(zip(("model", "optimizer"), get_state_dict(of, by), strict=True))
+        return {"model": of.state_dict(), "optimizer": by.state_dict()}
+
+    trained = model()
+    optimizer = kind(trained.parameters(), lr=0.1)
+    step(trained, optimizer)
+    dcp.save(state(trained, optimizer), checkpoint_id=tmp_path / "last")
+    observed.install("steps", "loads", "rank-states")
+    observed.recorder.step = 9  # earlier in this process another one has stepped
+    trained = model(1)
+    optimizer = kind(trained.parameters(), lr=0.1)
+    asked = state(trained, optimizer)
+    dcp.load(asked, checkpoint_id=tmp_path / "last")
+    if asks_rightly:
+        states = {"model_state_dict": asked["model"], "optim_state_dict": asked["optimizer"]}
+        set_state_dict(trained, optimizer, **states)
+    else:
+        trained.load_state_dict(asked["model"])
+        optimizer.load_state_dict(asked["optimizer"])
+    step(trained, optimizer)
+    is_lost = kind is torch.optim.AdamW and not asks_rightly
+    found = [each.num_left_out for each in observed.events(TrainingResumed)]
+    assert [number for number in found if number] == [8] * is_lost
+
+
+def test_what_a_restored_optimizer_makes_anew_is_counted(observed: Observed) -> None:
+    trained = model()
+    saved = torch.optim.AdamW(trained.parameters())
+    step(trained, saved)
+    state = saved.state_dict()
+    state["state"] = {number: each for number, each in state["state"].items() if number % 2}
+    observed.install("steps", "loads")
+    observed.recorder.step = 9
+    optimizer = torch.optim.AdamW(trained.parameters())
+    optimizer.load_state_dict(state)
+    step(trained, optimizer)
+    (event,) = observed.events(TrainingResumed)
+    assert (event.was_restored, event.num_stateless, event.num_made) == (True, 4, 4)

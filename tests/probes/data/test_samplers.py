@@ -200,3 +200,22 @@ def test_whether_the_order_comes_from_the_epoch_is_read_from_the_code(
 
     (reported,) = passes(observed)
     assert reported.sampler.uses_epoch is uses_epoch
+
+
+def test_the_parts_of_some_samples_are_told_by_their_index(observed: Observed) -> None:
+    observed.install("steps", "data")
+    rows = [{"x": torch.full((3,), float(i)), "group": i % 2} for i in range(80)]
+    sampler = DistributedSampler(rows, num_replicas=2, rank=0)  # type: ignore[arg-type]
+    for number in range(4):
+        sampler.set_epoch(number)
+        for batch in DataLoader(rows, batch_size=8, sampler=sampler):  # type: ignore[arg-type]
+            (batch["x"].sum() * torch.ones(1, requires_grad=True)).backward()
+    found = passes(observed)
+    assert {each.parts for each in found[:3]} == {(("x", False), ("group", True))}
+    read: dict[int, set[tuple[str, ...]]] = {}
+    for index, digests in (each for one in found for each in one.samples):
+        read.setdefault(index, set()).add(digests)
+    assert set(read) <= set(range(64))
+    assert all(len(each) == 1 for each in read.values())
+    assert len({digests[1] for each in read.values() for digests in each}) == 2
+    assert found[3].samples == ()

@@ -235,13 +235,16 @@ def test_a_failure_of_ours_never_reaches_the_script(
     assert [type(each) for each in failures] == [ZeroDivisionError]
 
 
-def test_only_the_first_steps_and_every_hundredth_are_read(observed: Observed) -> None:
+def test_only_the_first_steps_powers_of_two_and_every_hundredth_are_read(
+    observed: Observed,
+) -> None:
     model = nn.Linear(3, VOCAB)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in range(102):
         F.cross_entropy(*flat(scores(model))).backward()
         optimizer.step()
-    assert [event.step for event in observed.events(LossWeights)] == [0, 1, 2, 100]
+    due = [0, 1, 2, 4, 8, 16, 32, 64, 100]
+    assert [event.step for event in observed.events(LossWeights)] == due
 
 
 def test_a_compiled_loss_keeps_its_graph_whole(observed: Observed) -> None:

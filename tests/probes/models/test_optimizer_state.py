@@ -224,7 +224,32 @@ def test_backward_passes_are_counted_from_one_step_to_the_next() -> None:
 
     counts.count(first, num_backwards=3)
     assert (counts.of(first), counts.of(second)) == (1, 0)
-    assert counts.fields(first) == {"num_backwards": 1, "num_steps": 1, "num_zero_steps": 0}
+    found = counts.fields(first)
+    assert [found[each] for each in ("num_backwards", "num_steps", "num_zero_steps")] == [1, 1, 0]
+
+
+def rates_of(*rates: float | torch.Tensor) -> dict[str, Any]:
+    """What is known of an optimizer that steps once with each of these rates."""
+    optimizer, counts = sgd(nn.Linear(2, 2)), StepCounts()
+    for number, rate in enumerate(rates):
+        optimizer.param_groups[0]["lr"] = rate
+        counts.count(optimizer, num_backwards=number)
+    return counts.fields(optimizer)
+
+
+def test_it_is_known_since_when_a_rate_is_another() -> None:
+    found = rates_of(0.1, 0.1, 0.05, 0.05)
+    assert found["rate_changes"] == ((0, (0.1,)), (2, (0.05,)))
+    assert found["rate_history"] == rates_of(0.1, 0.1, 0.05)["rate_history"]
+
+
+def test_rates_that_are_the_same_again_have_another_history() -> None:
+    once, later = rates_of(0.1, 0.05, 0.05), rates_of(0.1, 0.1, 0.05)
+    assert once["rate_history"] != later["rate_history"]
+
+
+def test_a_rate_in_a_tensor_is_not_read() -> None:
+    assert rates_of(torch.tensor(0.1), torch.tensor(0.2))["rate_changes"] == ((0, (-1.0,)),)
 
 
 def test_a_dummy_step_is_counted_as_one_with_zeros(observed: Observed, fake_group: None) -> None:

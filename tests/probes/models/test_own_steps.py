@@ -43,18 +43,18 @@ def test_each_model_counts_its_own_steps() -> None:
     critic, generator = nn.Linear(2, 2), nn.Linear(2, 2)
     steps = steps_of(critic, generator)
 
-    assert due(steps, critic, 5) == [0, 1, 2]
+    assert due(steps, critic, 6) == [0, 1, 2, 4]
     assert due(steps, generator, 2) == [0, 1]
 
-    assert (steps.of(critic), steps.of(generator)) == (5, 2)
+    assert (steps.of(critic), steps.of(generator)) == (6, 2)
     assert not steps.is_due(critic)
     assert steps.is_due(generator)
 
 
-def test_every_hundredth_step_is_due() -> None:
+def test_every_hundredth_step_is_due_and_before_it_those_of_powers_of_two() -> None:
     model = nn.Linear(2, 2)
     found = due(steps_of(model), model, 2 * EVERY + 2)
-    assert found == [*range(FIRST_STEPS), EVERY, 2 * EVERY]
+    assert found == [*range(FIRST_STEPS), 4, 8, 16, 32, 64, EVERY, 128, 2 * EVERY]
 
 
 def test_a_model_that_starts_again_is_fresh() -> None:
@@ -64,7 +64,7 @@ def test_a_model_that_starts_again_is_fresh() -> None:
 
     steps.start(model)
 
-    assert due(steps, model, 5) == [5, 6, 7]
+    assert due(steps, model, 5) == [5, 6, 7, 8]
 
 
 def test_two_optimizers_after_one_backward_pass_take_one_step() -> None:
