@@ -156,6 +156,12 @@ ROWS: Final = (
     ),
     _row(
         " RUNNING AT ",
+        rf"= PID (?P<pid>\d{{1,9}}) RUNNING AT {_HOST} = EXIT CODE: \d{{1,3}}"
+        r".{0,900}?EXIT STRING: [\w ]{1,40}\(signal (?P<signal>\d{1,3})\)",
+        goes_on=True,
+    ),
+    _row(
+        " RUNNING AT ",
         rf"= PID (?P<pid>\d{{1,9}}) RUNNING AT {_HOST} = EXIT CODE: (?P<code>\d{{1,3}})",
         goes_on=True,
     ),
@@ -165,6 +171,20 @@ ROWS: Final = (
         r"(?:--local_rank[= ](?P<local_rank>\d{1,5}).{0,4000}?)?exits with return code = "
         r"(?P<code>-?\d{1,3})",
         names_last=True,
+    ),
+    # composer
+    _row(
+        " with exit code ",
+        r"\bRank (?P<rank>\d{1,7}) crashed with exit code (?P<code>-?\d{1,3})",
+    ),
+    _row(
+        " exited with code ",
+        r"\bGlobal rank (?P<rank>\d{1,7}) \(PID \d{1,9}\) exited with code (?P<code>-?\d{1,3})",
+    ),
+    # horovodrun
+    _row(
+        " exit with status code ",
+        r"^Process (?P<rank>\d{1,7}) exit with status code (?P<code>\d{1,3})\.$",
     ),
     # torch.multiprocessing.spawn
     _row(
