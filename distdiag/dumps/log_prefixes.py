@@ -78,8 +78,11 @@ _RANK_WITHIN: Final = 128
 # ``[default3]:`` is what torchrun --tee puts before a line: a role and a local rank.
 _TEE: Final = re.compile(rb"\[([A-Za-z_][A-Za-z_-]{0,40})(\d{1,6})\]:")
 _TEE_AT_END: Final = re.compile(rb"\[([A-Za-z_][A-Za-z_-]{0,40})(\d{1,6})\]:$")
-# mpirun --tag-output, and that of Open MPI 5
-_MPI: Final = re.compile(rb"\[(?:[\w.-]{1,80}@)?\d{1,9},(\d{1,6})\]<std(?:out|err)>: ?")
+# mpirun --tag-output, that of Open MPI 5, that of SageMaker, and horovodrun
+_MPI: Final = re.compile(
+    rb"\[(?:(?:[\w.-]{1,80}@)?\d{1,9},)?(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,80})?\]"
+    rb"<std(?:out|err)>: ?"
+)
 # srun --label, where nearly all lines have it
 _SRUN: Final = re.compile(rb" {0,6}(\d{1,6}): ?")
 _PARALLEL_AXES: Final = frozenset({"TP", "DP", "PP", "EP", "CP", "SP"})

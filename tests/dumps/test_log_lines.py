@@ -26,6 +26,8 @@ def spoken(data):
         ("[default3]:Traceback", None, 3, "Traceback"),
         ("[default3]:[rank11]: Traceback", 11, 3, "Traceback"),
         ("[1,5]<stderr>:Traceback", 5, None, "Traceback"),
+        ("[5]<stderr>:Traceback", 5, None, "Traceback"),
+        ("[1,mpirank:5,algo-2]<stderr>:Traceback", 5, None, "Traceback"),
         ("18:11:06.680 [rank4]:[E205 x", 4, None, "[E205 x"),
         ("worker-1: [rank9]: x", 9, None, "x"),
         ("\x1b[31m[default0]:red\x1b[0m", None, 0, "red"),
