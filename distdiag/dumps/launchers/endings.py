@@ -42,7 +42,8 @@ class Row(NamedTuple):
     """One message. `word` stands in every line with it; `over` says how many lines it may take.
 
     `status` is how the process ended where the message does not say it in a group. `is_whole_job`:
-    it is of all processes. `is_vague`: it says nothing of a process that the others do not say.
+    it is of all processes. `is_node`: it is of the node at `host`, which failed.
+    `is_vague`: it says nothing of a process that the others do not say.
     `names_last`: it names the process that its launcher started last, whichever failed.
     """
 
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     status: int | None = None
     cause: Cause = ""
     is_whole_job: bool = False
+    is_node: bool = False
     is_vague: bool = False
     goes_on: bool = False
     names_last: bool = False
@@ -108,9 +110,8 @@ ROWS: Final = (
     _row(
         "ode failure on",
         rf"[Nn]ode failure on {_HOST}",
-        status=_TERM,
         cause="node-failed",
-        is_whole_job=True,
+        is_node=True,
     ),
     _row(
         "oom",
@@ -243,6 +244,22 @@ ROWS: Final = (
     # Ray
     _row(
         "died unexpectedly before",
+        r"The actor died unexpectedly .{0,700}?because its owner has died\..{0,200}?"
+        r"Owner Ip address: (?P<host>[\w.:-]{1,60}) .{0,120}?Owner's node has crashed",
+        cause="node-failed",
+        is_node=True,
+        goes_on=True,
+    ),
+    _row(
+        "died unexpectedly before",
+        r"The actor died unexpectedly .{0,500}?\bip: (?P<host>[\w.:-]{1,60}) "
+        r".{0,80}?because its node has died",
+        cause="node-failed",
+        is_node=True,
+        goes_on=True,
+    ),
+    _row(
+        "died unexpectedly before",
         r"The actor died unexpectedly before finishing this task\.?"
         r"(?: class_name: (?:[\w.<>]{1,200}\.)?(?P<label>\w{1,80}))?"
         r"(?:.{0,200}?pid: (?P<pid>\d{1,9}))?"
@@ -324,6 +341,7 @@ class Ending:
     place: int = 0
     time_ns: int = 0
     is_whole_job: bool = False
+    is_node: bool = False
     is_vague: bool = False
 
     @property
@@ -378,6 +396,7 @@ class Endings(DumpReader):
                 node=ending.host if ending.local_rank is not None else "",
                 place=ending.place,
                 is_whole_job=ending.is_whole_job,
+                is_node=ending.is_node,
                 is_vague=ending.is_vague,
                 events=(_exited(ending),),
                 path=dump.path,
@@ -453,6 +472,7 @@ def _of_match(
         place=line.place,
         time_ns=log.time_ns(line.place + 40),
         is_whole_job=row.is_whole_job,
+        is_node=row.is_node,
         # A traceback beside it says more than a failing status of some process.
         is_vague=row.is_vague or (is_any and (status or 0) > 0),
     )
@@ -474,6 +494,8 @@ def _stopped(log: Log) -> Mapping[Speaker, int]:
 def _label(row: Row, label: str, pid: int | None, host: str) -> str:
     if row.is_whole_job:
         return f"job {label.partition('.')[0]}" if label else ""
+    if row.is_node:
+        return f"node {host}"
     if pid is not None:
         return f"{label} pid={pid}".strip() + (f", ip={host}" if host[:1].isdigit() else "")
     return label

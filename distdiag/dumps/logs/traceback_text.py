@@ -12,6 +12,7 @@ from typing import Final
 from distdiag.checks.shared.failures import says_peer_is_gone
 from distdiag.dumps.log_lines import Log, Speaker, open_log
 from distdiag.dumps.log_prefixes import LONGEST_PREFIX, speaker_in, untimed
+from distdiag.dumps.logs.group_messages import rank_of_process
 from distdiag.dumps.logs.survival import (
     SURVIVED_AFTER,
     has_failed,
@@ -209,6 +210,8 @@ class _Stream:
             return Speaker(None, None, chain.last.worker)
         if self._speaker == Speaker() and (signed := self._signed(chain)) is not None:
             return signed
+        if self._speaker == Speaker() and (told := rank_of_process(chain.last.message)) is not None:
+            return Speaker(told[1])
         if self._speaker == Speaker() and (process := _PROCESS.match(chain.before)):
             return Speaker(None, None, process[1])
         return self._speaker
