@@ -318,7 +318,7 @@ _TIMES: Final = re.compile(
     rb"|\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2}\b"
 )
 _NOT_NAMES: Final = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|stderr|stdout|[IWEF]|[FP]"
+    r"\b(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|stderr|stdout|c10d|[IWEF]|[FP]"
     r"|MainThread|MainProcess|None)\b|\[?[\w./-]{1,80}\.(?:py|cc|cpp|cu|go):\d{1,7}(?::\w{0,80})?\]?"
     r"|\b\w{1,40}(?:\.\w{1,40}){1,8}:\w{0,60}:?\d{0,7}",
     re.IGNORECASE,

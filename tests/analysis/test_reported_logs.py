@@ -102,7 +102,7 @@ REPORTED = {
     "pytorch-72034": raised("a process in", "DataLoader worker (pid 29001) is killed"),
     "pytorch-77030": Truth("COL002", "error", "0", ("ranks 1-7 but reduce on rank 0",)),
     "rayfed-41": died("pid=1377, ip=10.0.0.146"),
-    "recbole-2069": raised("", "rank 5 lost a peer", severity="warning"),
+    "recbole-2069": raised("", "rank 5 waited in vain for rank 0", severity="warning"),
     "returnn-1484": follows("A message of gloo did not come"),
     "rocm-fault": died("1", "SIGABRT"),
     "sglang-12076": Truth("HNG017", "warning", "TP3", (STUCK_TP,)),

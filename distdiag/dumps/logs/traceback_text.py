@@ -64,7 +64,7 @@ _ENTRY_BYTES: Final = 600
 _RANK: Final = re.compile(r"\brank\s{0,8}: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 # The prefix of a logger: brackets first; and a word by which it tells of a failure.
 _LOG_HEAD: Final = re.compile(r"(?:[\[(][^\[\]()]{1,120}[\])] ?){1,4}")
-# A line of torch's C++, which ends with itself: what stands below it is somebody else's.
+# A line of torch's C++. What stands below it is somebody else's, unless it says the same.
 _NATIVE: Final = re.compile(r"\[?[WEIF]\d{0,4} [^\[\]]{0,60}\.(?:cpp|cc|hpp|h|cu):\d{1,6}\]")
 _FAILS: Final = re.compile(r"\b(?:ERROR|CRITICAL|[Ee]xception|[Ff]ail(?:ed|ure)|[Cc]rashed)\b")
 
@@ -233,7 +233,8 @@ class _Stream:
         own = self._log.text(start, self._spans[2 * chain.start + 1]).partition(HEAD)[0]
         # What stands before the head in its own line was written by whom that line is of.
         for text in (own,) if own.strip() else (above,):
-            head = None if _NATIVE.match(text) else _LOG_HEAD.match(text)
+            is_other = _NATIVE.match(text) and chain.last.message.partition("\n")[0] not in text
+            head = None if is_other else _LOG_HEAD.match(text)
             if head is not None and _FAILS.search(text):
                 speaker = self._log.named(speaker_in(untimed(head[0])))
                 if speaker != Speaker():
