@@ -109,3 +109,17 @@ def test_only_lines_that_hold_a_word_are_looked_at():
         (None, "#2"),
         (2, "bad"),
     ]
+
+
+def test_lines_of_a_process_are_of_the_rank_that_others_of_it_name():
+    worker = "(Worker pid=933, ip=10.0.0.4) "
+    lines = [
+        f"{worker}[rank1]:[E528 08:52:46.164295950 ProcessGroupGloo.cpp:145] failed",
+        f"{worker}Traceback (most recent call last):",
+        f'{worker}  File "/data/train.py", line 3, in main',
+        f"{worker}RuntimeError: no",
+    ]
+    assert {stream.speaker.rank for stream in streams(text(*lines))} == {1}
+    other = [line.replace("pid=933", "pid=934") for line in lines]
+    ranks = {stream.speaker.rank for stream in streams(text(*lines, *other))}
+    assert ranks == {1, None}  # two processes that are rank 1 are of two jobs
