@@ -17,7 +17,7 @@ from distdiag.dumps.log_prefixes import (
     ranks_of_processes,
     time_in,
 )
-from distdiag.dumps.log_text import joined, plain
+from distdiag.dumps.log_text import joined, plain, signed
 from distdiag.dumps.reading import Dump
 
 __all__ = [
@@ -65,7 +65,7 @@ class Log:
         data = plain(dump).data
         if b"\x1b" in data:
             data = ESCAPES.sub(b"", data)
-        self.data = joined(data)
+        self.data = joined(signed(data))
         self.prefixes = Prefixes(self.data)
         if cuts := self.prefixes.glued_heads():
             edges = [0, *cuts, len(self.data)]

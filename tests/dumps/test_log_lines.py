@@ -123,3 +123,25 @@ def test_lines_of_a_process_are_of_the_rank_that_others_of_it_name():
     other = [line.replace("pid=933", "pid=934") for line in lines]
     ranks = {stream.speaker.rank for stream in streams(text(*lines, *other))}
     assert ranks == {1, None}  # two processes that are rank 1 are of two jobs
+
+
+@pytest.mark.parametrize(
+    ("head", "rank", "local_rank"),
+    [
+        ("==> logs/rank_3.log <==", 3, None),
+        ("----------Begin global rank 3 STDERR----------", 3, None),
+        ("==> /tmp/x/attempt_0/3/stderr.log <==", None, 3),
+        ("==> run7/local_rank_3.out <==", None, 3),
+        ("==> run7/dp_rank_3.out <==", None, None),
+        ("==> logs/train.log <==", None, None),
+        ("a ==> rank3 <== b", None, None),
+    ],
+)
+def test_a_heading_names_the_rank_of_the_lines_below_it(head, rank, local_rank):
+    lines = ["step 1", head, "Traceback (most recent call last):", "", "[rank5]: ValueError: no"]
+    log = open_log(text(*lines, "----------End global rank 3 STDERR----------", "step 2"))
+    found = {line.text: line.speaker[:2] for line in log.lines_with([b"e"])}
+    assert found["step 1"] == (None, None)
+    assert found["Traceback (most recent call last):"] == (rank, local_rank)
+    assert found["ValueError: no"] == (5, None)
+    assert found["step 2"] == (None, None)
