@@ -84,7 +84,9 @@ _MPI: Final = re.compile(
     rb"<std(?:out|err)>: ?"
 )
 # Ray, and vLLM, name the process before each line.
-_RAY: Final = re.compile(rb"\([A-Za-z_][\w.:<>-]{0,80}(?: [\w=]{1,20}){0,2} pid=\d{1,9}(?:, ip=[\w.:-]{1,60})?\) ")
+_RAY: Final = re.compile(
+    rb"\([A-Za-z_][\w.:<>-]{0,80}(?: [\w=]{1,20}){0,2} pid=\d{1,9}(?:, ip=[\w.:-]{1,60})?\) "
+)
 # srun --label, where nearly all lines have it
 _SRUN: Final = re.compile(rb" {0,6}(\d{1,6}): ?")
 _PARALLEL_AXES: Final = frozenset({"TP", "DP", "PP", "EP", "CP", "SP"})

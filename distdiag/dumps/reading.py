@@ -91,6 +91,11 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     is_node: bool = False
     is_vague: bool = False
 
+    @property
+    def last_rank(self) -> int:
+        """The highest rank that it knows or mentions; -1 for none."""
+        return -1 if self.rank is None else self.rank
+
 
 class LargeFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that is opened where it is read, so that it is in memory once.

@@ -61,7 +61,9 @@ _CONNECTOR: Final = re.compile(
     re.M,
 )
 _FRAME_LINE: Final = re.compile(r'^[ |]{0,40}File "[^\n]{0,1000}$', re.M)
-_EXCEPTION_LINE: Final = re.compile(r"^[ |]{0,40}?((?:[^\W\d]\w{0,200}\.){0,20}[A-Z]\w{1,200}(?::.{0,400})?)$", re.M)
+_EXCEPTION_LINE: Final = re.compile(
+    r"^[ |]{0,40}?((?:[^\W\d]\w{0,200}\.){0,20}[A-Z]\w{1,200}(?::.{0,400})?)$", re.M
+)
 
 
 def first_of_chain(text: str) -> str:

@@ -202,8 +202,7 @@ class RankRaised(Check[OpenCollective | JobView]):
             f"{who(end.ranks, states)} raised {raised_phrase(state)}{at(location)}: {fault.title} "
             f"(known fault {fault.id})"
             if fault is not None and is_told
-            else f"{who(end.ranks, states)} {lost}: "
-            f"{raised_phrase(state)}{at(location)}",
+            else f"{who(end.ranks, states)} {lost}: {raised_phrase(state)}{at(location)}",
             ranks=RankSet(),
             step=state.step,
             location=location,

@@ -537,6 +537,12 @@ def _merged(endings: Iterable[Ending]) -> list[Ending]:
         known = found.get(key)
         if known is None and len(found) < _MOST_ENDINGS:
             found[key] = ending
-        elif known is not None and not known.cause:
-            found[key] = replace(known, cause=ending.cause)
+        elif known is not None:
+            # One message names the class of an actor beside its process, another does not.
+            is_fuller = known.label.startswith("pid=") and ending.label.endswith(known.label)
+            found[key] = replace(
+                known,
+                cause=known.cause or ending.cause,
+                label=ending.label if is_fuller else known.label,
+            )
     return list(found.values())

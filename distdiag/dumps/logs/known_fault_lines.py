@@ -156,7 +156,9 @@ class KnownFaultLines(DumpReader):
 
 # NCCL passes a failure up through its functions: each may warn of it once more.
 _WARNS: Final = re.compile(r"([\w.-]{1,80}:\d{1,9}:\d{1,9}) \[\d{1,3}\] .{0,80}?NCCL WARN ")
-_PASSES_UP: Final = re.compile(r"([\w.-]{1,80}:\d{1,9}:\d{1,9}) \[\d{1,3}\] NCCL INFO \S{1,60}:\d{1,5} -> \d")
+_PASSES_UP: Final = re.compile(
+    r"([\w.-]{1,80}:\d{1,9}:\d{1,9}) \[\d{1,3}\] NCCL INFO \S{1,60}:\d{1,5} -> \d"
+)
 _MOST_PASSED: Final = 8
 
 

@@ -13,7 +13,9 @@ from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.events.lifecycle import Raised
 from distdiag.findings.known_faults import fault_of_exception
 
-_WATCHDOG: Final = re.compile(r"thread terminated with exception: ((?:[A-Z]{2,4} error|\w+): .{1,400})$")
+_WATCHDOG: Final = re.compile(
+    r"thread terminated with exception: ((?:[A-Z]{2,4} error|\w+): .{1,400})$"
+)
 _WHAT: Final = re.compile(r"^\s{0,8}what\(\):\s{1,4}(.{1,400})$")
 _INSTANCE: Final = re.compile(r"terminate called after throwing an instance of '([\w:]{1,100})'")
 _WORDS: Final = (b"thread terminated with exception: ", b"what():  ")
@@ -64,9 +66,7 @@ def _type(log: Log, line: PlacedLine) -> str:
     return match[1] if match is not None else _TYPE
 
 
-def _dump(
-    dump: Dump, log: Log, place: int, speaker: Speaker, kind: str, message: str
-) -> RankDump:
+def _dump(dump: Dump, log: Log, place: int, speaker: Speaker, kind: str, message: str) -> RankDump:
     event = Raised(
         rank=UNKNOWN_RANK if speaker.rank is None else speaker.rank,
         seq=-1,

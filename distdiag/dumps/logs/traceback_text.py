@@ -37,6 +37,11 @@ _IGNORED: Final = "Exception ignored in"
 _SPAWNED: Final = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 # multiprocessing.Process
 _PROCESS: Final = re.compile(r"Process ((?:\w{1,20}Process|\w{1,40})-\d{1,6}(?::\d{1,6})*):$")
+# loguru
+_CAUGHT: Final = re.compile(
+    r"An error has been caught in function '.{1,200}', "
+    r"process '(\w{1,20}Process-\d{1,6}(?::\d{1,6})*)' \((\d{1,9})\)"
+)
 # Exceptions of the launcher, which only say that a rank failed.
 _LAUNCHER: Final = frozenset(
     {
@@ -216,6 +221,8 @@ class _Stream:
             return Speaker(told[1])
         if self._speaker == Speaker() and (process := _PROCESS.match(chain.before)):
             return Speaker(None, None, process[1])
+        if self._speaker == Speaker() and (caught := _CAUGHT.search(chain.before)):
+            return Speaker(None, None, f"{caught[1]} pid={caught[2]}")
         return self._speaker
 
     def _signed(self, chain: Chain) -> Speaker | None:

@@ -41,7 +41,9 @@ def test_a_line_without_a_rank_is_kept_without_one():
 
 def test_what_nccl_warns_of_once_more_on_its_way_up_is_no_fault_of_its_own():
     inner = "n1:7:8 [0] include/shm.h:42 NCCL WARN Cuda failure 'invalid argument'"
-    outer = "n1:7:8 [0] include/shm.h:67 NCCL WARN Error while creating shared memory segment nccl-a"
+    outer = (
+        "n1:7:8 [0] include/shm.h:67 NCCL WARN Error while creating shared memory segment nccl-a"
+    )
     way = "n1:7:8 [0] NCCL INFO include/shm.h:55 -> 1"
     assert faults(inner, way, "", outer) == {None: ["nccl-cuda-error"]}
     tagged = [f"[1,3]<stdout>:{line}" for line in (inner, way, "", outer)]
