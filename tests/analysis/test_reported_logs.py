@@ -47,6 +47,7 @@ def follows(*words):
 
 STUCK_TP = "TP3 is at penaltylib/min_new_tokens.py:78, while TP0, TP1, TP2 wait in broadcast"
 REPORTED = {
+    "accelerate-1192": raised("0", "uncorrectable ECC", "The memory of this GPU is faulty"),
     "accelerate-1481": raised("", "Rank 0 has 237 params, while rank 1 has inconsistent 0 params"),
     "agent-r1-33": died("WorkerDict pid=320144, ip=10.0.0.4"),
     "arjuna-52": died("pid=8156", "SIGKILL for want of memory"),
@@ -62,7 +63,7 @@ REPORTED = {
     ),
     "ccl-54": met("oneCCL failed", "error while creating worker thread"),
     "ccl-tagged": raised("0-1", "could not open device directory", "/data/train.py:31"),
-    "chatglm-1232": met("store-timeout); it waited for rank 0"),
+    "chatglm-1232": raised("", "store-timeout); it waited for rank 0", severity="warning"),
     "chinese-llama-274": raised("", "never reached, the node that holds the rendezvous"),
     "club-58": raised("EngineCore pid=104", "CUDA out of memory", "before APIServer pid=1"),
     "dcp-exception": raised("3", "OSError: [Errno 28] No space left", "before ranks 0-2 failed"),

@@ -201,6 +201,7 @@ class RankRaised(Check[OpenCollective | JobView]):
         yield self.finding(
             f"{who(end.ranks, states)} raised {raised_phrase(state)}{at(location)}: {fault.title} "
             f"(known fault {fault.id})"
+            + (f"; it waited for rank {peer} of its group" if peer is not None else "")
             if fault is not None and is_told
             else f"{who(end.ranks, states)} {lost}: {raised_phrase(state)}{at(location)}",
             ranks=RankSet(),

@@ -19,7 +19,15 @@ from distdiag.dumps.logs.survival import (
     has_survived,
     restarted_at,
 )
-from distdiag.dumps.logs.tracebacks import HEAD, NAMED_EXCEPTION, Chain, chain_at, text_of
+from distdiag.dumps.logs.tracebacks import (
+    BOX_END,
+    BOX_HEAD,
+    HEAD,
+    NAMED_EXCEPTION,
+    Chain,
+    chain_at,
+    text_of,
+)
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stacks.stack_text import MAIN_THREAD
 from distdiag.events.lifecycle import Raised
@@ -85,7 +93,7 @@ class TracebackText(DumpReader):
 
     def recognises(self, dump: Dump) -> bool:
         """Look for the head of a traceback, or for a frame, as the head may be cut off."""
-        return HEAD.encode() in dump.data or _FRAME in dump.data
+        return any(sign in dump.data for sign in (HEAD.encode(), _FRAME, BOX_END.encode()))
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield the exceptions of each process."""
@@ -196,12 +204,25 @@ class _Stream:
         """Return the traceback that the lines begin within, as those of a log that was cut do."""
         head = next(self._own_lines(HEAD.encode(), starts), len(starts))
         number = next(self._own_lines(_FRAME, starts), head)
+        box_end = next(self._own_lines(BOX_END.encode(), starts), head)
+        is_boxed = box_end < number
+        if is_boxed:
+            number = self._begin_of_box(box_end)
         if number >= head:
             return None
         above = next(self._lines(number - 1, number), "") if number else ""
-        chain = chain_at(self._lines(number), above, number, is_pure=is_pure, has_head=False)
+        cut_head = BOX_HEAD if is_boxed else f"{HEAD}:"
+        chain = chain_at(self._lines(number), above, number, is_pure=is_pure, head=cut_head)
         is_whole = chain.end <= head and NAMED_EXCEPTION.match(chain.last.type)
-        return chain if is_whole and chain.last.frames and _LISTING not in above else None
+        has_frames = chain.last.frames or is_boxed
+        return chain if is_whole and has_frames and _LISTING not in above else None
+
+    def _begin_of_box(self, end: int) -> int:
+        """Return the first line of those that rich drew above the end of a box."""
+        number = end
+        while number and next(self._lines(number - 1, number), "").startswith("│"):
+            number -= 1
+        return number
 
     def _own_lines(self, word: bytes, starts: array[int]) -> Iterator[int]:
         """Yield the numbers of the lines of this stream that hold a word."""
