@@ -49,7 +49,8 @@ def of_whole_job(
     dumps: Sequence[RankDump], ranks: Sequence[int | None]
 ) -> tuple[list[RankDump], Ranks]:
     """Return what is true of the whole job as one dump for each rank."""
-    everybody = sorted({rank for d, rank in zip(dumps, ranks, strict=True) if rank is not None})
+    pairs = zip(dumps, ranks, strict=True)
+    everybody = sorted({rank for d, rank in pairs if rank is not None and not d.is_node})
     found: list[tuple[RankDump, int | None]] = []
     for dump, rank in zip(dumps, ranks, strict=True):
         if dump.is_whole_job and rank is None:

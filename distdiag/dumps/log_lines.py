@@ -10,8 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from distdiag.dumps.log_prefixes import Prefixes, Speaker, ranks_of_labels, time_in
-from distdiag.dumps.log_text import joined, plain
+from distdiag.dumps.log_prefixes import (
+    Prefixes,
+    Speaker,
+    ranks_of_labels,
+    ranks_of_processes,
+    time_in,
+)
+from distdiag.dumps.log_text import joined, plain, signed
 from distdiag.dumps.reading import Dump
 
 __all__ = [
@@ -59,7 +65,7 @@ class Log:
         data = plain(dump).data
         if b"\x1b" in data:
             data = ESCAPES.sub(b"", data)
-        self.data = joined(data)
+        self.data = joined(signed(data))
         self.prefixes = Prefixes(self.data)
         if cuts := self.prefixes.glued_heads():
             edges = [0, *cuts, len(self.data)]
@@ -109,11 +115,11 @@ class Log:
         return self.named(speaker)
 
     def named(self, speaker: Speaker) -> Speaker:
-        """Return the speaker with the rank that its label counts, if the labels of all do."""
+        """Return the speaker with the rank of its process, or that its label counts, if all do."""
         if not speaker.label or speaker.rank is not None or speaker.local_rank is not None:
             return speaker
         if self._ranks is None:
-            self._ranks = ranks_of_labels(self.streams())
+            self._ranks = ranks_of_processes(self.streams()) or ranks_of_labels(self.streams())
         return Speaker(self._ranks.get(speaker.label), None, speaker.label)
 
     def before(self, start: int) -> tuple[int, int]:

@@ -78,8 +78,15 @@ _RANK_WITHIN: Final = 128
 # ``[default3]:`` is what torchrun --tee puts before a line: a role and a local rank.
 _TEE: Final = re.compile(rb"\[([A-Za-z_][A-Za-z_-]{0,40})(\d{1,6})\]:")
 _TEE_AT_END: Final = re.compile(rb"\[([A-Za-z_][A-Za-z_-]{0,40})(\d{1,6})\]:$")
-# mpirun --tag-output, and that of Open MPI 5
-_MPI: Final = re.compile(rb"\[(?:[\w.-]{1,80}@)?\d{1,9},(\d{1,6})\]<std(?:out|err)>: ?")
+# mpirun --tag-output, that of Open MPI 5, that of SageMaker, and horovodrun
+_MPI: Final = re.compile(
+    rb"\[(?:(?:[\w.-]{1,80}@)?\d{1,9},)?(?:mpirank:)?(\d{1,6})(?:,[\w.-]{1,80})?\]"
+    rb"<std(?:out|err)>: ?"
+)
+# Ray, and vLLM, name the process before each line.
+_RAY: Final = re.compile(
+    rb"\([A-Za-z_][\w.:<>-]{0,80}(?: [\w=]{1,20}){0,2} pid=\d{1,9}(?:, ip=[\w.:-]{1,60})?\) "
+)
 # srun --label, where nearly all lines have it
 _SRUN: Final = re.compile(rb" {0,6}(\d{1,6}): ?")
 _PARALLEL_AXES: Final = frozenset({"TP", "DP", "PP", "EP", "CP", "SP"})
@@ -120,6 +127,8 @@ class Prefixes:
         if self._names_ranks:
             place = data.find(b"[rank", start, min(end, start + _RANK_WITHIN))
             if place >= 0 and (match := _RANK.match(data, place, end)):
+                if not label and place > start and (ray := _RAY.match(data, start, place)):
+                    label = self._speaker(ray[0])[2]
                 rank, start = int(match[1]), match.end()
         return _speaker_of(rank, local_rank, label), start
 
@@ -315,7 +324,7 @@ _TIMES: Final = re.compile(
     rb"|\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2}\b"
 )
 _NOT_NAMES: Final = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|stderr|stdout|[IWEF]|[FP]"
+    r"\b(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|stderr|stdout|c10d|[IWEF]|[FP]"
     r"|MainThread|MainProcess|None)\b|\[?[\w./-]{1,80}\.(?:py|cc|cpp|cu|go):\d{1,7}(?::\w{0,80})?\]?"
     r"|\b\w{1,40}(?:\.\w{1,40}){1,8}:\w{0,60}:?\d{0,7}",
     re.IGNORECASE,
@@ -384,6 +393,23 @@ _OTHERS: Final = re.compile(
     r"|[\d.]$",
     re.IGNORECASE,
 )
+
+
+def ranks_of_processes(speakers: Iterable[Speaker]) -> dict[str, int]:
+    """Return the rank of each process whose other lines name it, if no two of them have one rank.
+
+    Several groups of processes, such as engines of a server, may each count theirs from 0.
+    """
+    ranks: dict[str, set[int]] = {}
+    for speaker in speakers:
+        if speaker.pid is not None and speaker.rank is not None:
+            ranks.setdefault(speaker.label, set()).add(speaker.rank)
+    counts = Counter(rank for each in ranks.values() for rank in each)
+    return {
+        label: min(each)
+        for label, each in ranks.items()
+        if len(each) == 1 and counts[min(each)] == 1
+    }
 
 
 def ranks_of_labels(speakers: Iterable[Speaker]) -> dict[str, int]:

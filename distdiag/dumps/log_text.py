@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from distdiag.dumps.log_prefixes import NOBODY, speaker_in
 from distdiag.dumps.reading import Dump
 from distdiag.events.errors import UNDECODABLE
 
@@ -173,6 +174,47 @@ def _time(value: object) -> str:
     if isinstance(value, dict):
         value = value.get("repr")  # loguru
     return value.replace(" ", "T", 1) if isinstance(value, str) and value[:2] == "20" else ""
+
+
+# Files of ranks, one after the other: what tail prints of several, and launchers of those that
+# they kept.
+
+_SECTION: Final = re.compile(
+    rb"^(?:==> (?P<file>[^\r\n]{1,300}) <==|-{4,40}Begin global rank (?P<rank>\d{1,6}) "
+    rb"STD(?:OUT|ERR)-{4,40}|(?P<end>-{4,40}End global rank \d{1,6} STD(?:OUT|ERR)-{4,40}))[ \r]*$",
+    re.MULTILINE,
+)
+_ENDING: Final = re.compile(r"(?:\.[A-Za-z]{1,4}){1,2}$")
+_FILE_OF_LOCAL_RANK: Final = re.compile(rb"attempt_\d{1,6}/(\d{1,6})/std(?:err|out)\.log$")
+_TEXT: Final = re.compile(rb"^(?=[^\r\n])(?![^\r\n]{0,128}\[rank\d)", re.MULTILINE)
+
+
+def signed(data: bytes) -> bytes:
+    """Return the text with the rank before each line of a part of which a heading names it."""
+    found = list(_SECTION.finditer(data))
+    if not any(_signature(match) for match in found):
+        return data
+    parts, edge = [], 0
+    for match, following in zip(found, [*found[1:], None], strict=True):
+        end = following.start() if following is not None else len(data)
+        parts.append(data[edge : match.end()])
+        parts.append(_TEXT.sub(_signature(match), data[match.end() : end]))
+        edge = end
+    return b"".join(parts)
+
+
+def _signature(section: re.Match[bytes]) -> bytes:
+    """Return what stands before the lines of a rank, or nothing where it is not known."""
+    if section["rank"]:
+        return b"[rank%d]: " % int(section["rank"])
+    name = section["file"] or b""
+    path = _ENDING.sub("", name.decode(errors="replace"))
+    named = speaker_in(path) if "rank" in path.lower() else NOBODY
+    if named.rank is not None:
+        return b"[rank%d]: " % named.rank
+    kept = _FILE_OF_LOCAL_RANK.search(name)
+    local_rank = named.local_rank if kept is None else int(kept[1])
+    return b"[default%d]:" % local_rank if local_rank is not None else b""
 
 
 # Lines that a terminal or a collector broke at a width.

@@ -165,7 +165,8 @@ def _numbered(
     dumps: Sequence[RankDump], ranks: Sequence[int | None]
 ) -> tuple[dict[int, str], list[int | None]]:
     """Give numbers to the processes that have a name but no rank, after the known ranks."""
-    first = max((rank for rank in ranks if rank is not None), default=-1) + 1
+    known = (rank for rank in ranks if rank is not None)
+    first = max([-1, *known, *(dump.last_rank for dump in dumps)]) + 1
     is_anybody = any(not dump.is_whole_job for dump in dumps)
     job = next((dump.label for dump in dumps if dump.is_whole_job and dump.label), "")
     numbers: dict[str, int] = {}

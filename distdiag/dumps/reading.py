@@ -71,7 +71,8 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     `label` is what the process is called where no rank is known in the end; a dump with neither is
     left out. `node` is the host or pod whose local rank it is, if it is named. `place` is where in
     the file it begins, in bytes: it orders what has no time. `is_whole_job`: it is true of every
-    process of the job. `is_vague`: it counts only where nothing else tells how a process ended.
+    process of the job. `is_node`: it is of a node that failed, and of no process. `is_vague`: it
+    counts only where nothing else tells how a process ended.
 
     The events' `seq` is -1, as for all that is seen from outside of a process. `time_ns` is the
     wall clock since 1970 where the text tells it, else 0. The order is that of the file.
@@ -87,7 +88,13 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     place: int = 0
     is_whole_job: bool = False
+    is_node: bool = False
     is_vague: bool = False
+
+    @property
+    def last_rank(self) -> int:
+        """The highest rank that it knows or mentions; -1 for none."""
+        return -1 if self.rank is None else self.rank
 
 
 class LargeFile(msgspec.Struct, frozen=True, kw_only=True):

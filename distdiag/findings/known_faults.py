@@ -27,6 +27,10 @@ _MILD: Final = re.compile(
     r"\w{0,40}Warning: |(?<![=\w])(?:DEBUG|INFO|WARNING)\b"
     r"|^\W{0,4}[WI]\d{4}[ T]|\[[WI](?:\d{3,4})? "
 )
+_PREVIOUS: Final = re.compile(
+    r"(Xid \([^()]{1,40}\): )\d{1,4}(,.{0,300}caused by previous Xid (\d{1,4}))"
+)
+"""The driver says of the work that it ended for which error it did so: that one counts."""
 _HEAD: Final = 160
 """The level of a line stands in front of its text, behind times, names and places."""
 
@@ -141,7 +145,8 @@ def fault_of_exception(
 
 def fault_of_line(line: str, versions: Versions | None = None) -> KnownFault | None:
     """Return the first row that a line of a log fits, unless the line is only a warning."""
-    rows = (row for row in known_faults() if row.where != "exceptions" and row.says(line))
+    told = _PREVIOUS.sub(r"\1\3\2", line) if "caused by previous Xid" in line else line
+    rows = (row for row in known_faults() if row.where != "exceptions" and row.says(told))
     found = _first(rows, versions or {})
     return None if found is None or _MILD.search(line, 0, _HEAD) else found
 

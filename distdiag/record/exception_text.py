@@ -55,6 +55,35 @@ def _last_frame(text: str, before: int) -> str:
     return frames[0].group() if frames and frames[0].start() < before else ""
 
 
+_CONNECTOR: Final = re.compile(
+    r"^[ |]{0,40}(?:The above exception was the direct cause of the following exception:"
+    r"|During handling of the above exception, another exception occurred:)",
+    re.M,
+)
+_FRAME_LINE: Final = re.compile(r'^[ |]{0,40}File "[^\n]{0,1000}$', re.M)
+_EXCEPTION_LINE: Final = re.compile(
+    r"^[ |]{0,40}?((?:[^\W\d]\w{0,200}\.){0,20}[A-Z]\w{1,200}(?::.{0,400})?)$", re.M
+)
+
+
+def first_of_chain(text: str) -> str:
+    """Return the exception that came first in the traceback of one that others led to.
+
+    It is ``OSError: [Errno 28] …``; nothing where none led to it, or its text is torn.
+    """
+    connector = _CONNECTOR.search(text)
+    if connector is None:
+        return ""
+    last = deque(_FRAME_LINE.finditer(text, 0, connector.start()), maxlen=1)
+    if not last:
+        return ""
+    # The source of the frame is indented further than the exception.
+    lines = _EXCEPTION_LINE.finditer(text, last[0].end(), connector.start())
+    margin = len(last[0].group()) - len(last[0].group().lstrip(" |"))
+    own = (m for m in lines if m.start(1) - m.start() < margin)
+    return next((m[1] for m in own), "")
+
+
 # The text of an exception and its traceback.
 
 _LONGEST_PART: Final = 2_000

@@ -385,7 +385,7 @@ FAILED = {
             "slurmstepd: error: *** JOB 47 ON node0 CANCELLED AT 2025-01-01T10:00:03 DUE TO NODE "
             "FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
         ),
-        died("job 47", "node failed", severity="info"),
+        died("node node3", "failed, and the job with it"),
     ),
     "slurm, memory of the step": (
         lines(

@@ -26,6 +26,8 @@ def spoken(data):
         ("[default3]:Traceback", None, 3, "Traceback"),
         ("[default3]:[rank11]: Traceback", 11, 3, "Traceback"),
         ("[1,5]<stderr>:Traceback", 5, None, "Traceback"),
+        ("[5]<stderr>:Traceback", 5, None, "Traceback"),
+        ("[1,mpirank:5,algo-2]<stderr>:Traceback", 5, None, "Traceback"),
         ("18:11:06.680 [rank4]:[E205 x", 4, None, "[E205 x"),
         ("worker-1: [rank9]: x", 9, None, "x"),
         ("\x1b[31m[default0]:red\x1b[0m", None, 0, "red"),
@@ -107,3 +109,39 @@ def test_only_lines_that_hold_a_word_are_looked_at():
         (None, "#2"),
         (2, "bad"),
     ]
+
+
+def test_lines_of_a_process_are_of_the_rank_that_others_of_it_name():
+    worker = "(Worker pid=933, ip=10.0.0.4) "
+    lines = [
+        f"{worker}[rank1]:[E528 08:52:46.164295950 ProcessGroupGloo.cpp:145] failed",
+        f"{worker}Traceback (most recent call last):",
+        f'{worker}  File "/data/train.py", line 3, in main',
+        f"{worker}RuntimeError: no",
+    ]
+    assert {stream.speaker.rank for stream in streams(text(*lines))} == {1}
+    other = [line.replace("pid=933", "pid=934") for line in lines]
+    ranks = {stream.speaker.rank for stream in streams(text(*lines, *other))}
+    assert ranks == {1, None}  # two processes that are rank 1 are of two jobs
+
+
+@pytest.mark.parametrize(
+    ("head", "rank", "local_rank"),
+    [
+        ("==> logs/rank_3.log <==", 3, None),
+        ("----------Begin global rank 3 STDERR----------", 3, None),
+        ("==> /tmp/x/attempt_0/3/stderr.log <==", None, 3),
+        ("==> run7/local_rank_3.out <==", None, 3),
+        ("==> run7/dp_rank_3.out <==", None, None),
+        ("==> logs/train.log <==", None, None),
+        ("a ==> rank3 <== b", None, None),
+    ],
+)
+def test_a_heading_names_the_rank_of_the_lines_below_it(head, rank, local_rank):
+    lines = ["step 1", head, "Traceback (most recent call last):", "", "[rank5]: ValueError: no"]
+    log = open_log(text(*lines, "----------End global rank 3 STDERR----------", "step 2"))
+    found = {line.text: line.speaker[:2] for line in log.lines_with([b"e"])}
+    assert found["step 1"] == (None, None)
+    assert found["Traceback (most recent call last):"] == (rank, local_rank)
+    assert found["ValueError: no"] == (5, None)
+    assert found["step 2"] == (None, None)

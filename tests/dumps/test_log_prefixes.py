@@ -21,6 +21,8 @@ def spoken(*lines):
         ("[2]: ", Speaker(2)),
         ("2: ", Speaker(2)),
         ("[prterun-node0-77@1,2]<stderr>: ", Speaker(2)),
+        ("[2]<stderr>:", Speaker(2)),
+        ("[1,mpirank:2,algo-1]<stdout>:", Speaker(2)),
         ("[local_rank 1] ", Speaker(None, 1)),
         ("(Trainer pid=12, ip=10.0.0.4, rank=2) ", Speaker(2, None, "Trainer pid=12, ip=10.0.0.4")),
         ("(TrainWorker pid=31, ip=10.0.0.1) ", Speaker(label="TrainWorker pid=31, ip=10.0.0.1")),

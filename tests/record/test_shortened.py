@@ -1,10 +1,11 @@
 """Texts that are cut in their middle."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from distdiag.record.exception_text import shortened, traceback_of
+from distdiag.record.exception_text import first_of_chain, shortened, traceback_of
 
 
 def test_a_text_that_fits_is_left_alone():
@@ -74,3 +75,24 @@ def test_a_text_whose_frames_are_at_its_beginning_keeps_them_once():
 def test_ten_megabytes_of_frames_are_shortened_quickly():
     text = '  File "a.py", line 1, in f\n    f()\n' * 250_000
     assert len(shortened(text, 6_000)) <= 6_000
+
+
+def test_the_first_of_a_chain_of_exceptions_is_found():
+    def chain():
+        try:
+            try:
+                Path("/nowhere/x").read_text()
+            except OSError:
+                raise KeyError("batch")  # noqa: B904
+        except KeyError as error:
+            raise ValueError("bad\nshape: 3") from error
+
+    try:
+        chain()
+    except ValueError as error:
+        text = traceback_of(error, error.__traceback__, 10_000)
+    first = "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/x'"
+    assert first_of_chain(text) == first
+    assert first_of_chain("\n".join(f"  | {line}" for line in text.splitlines())) == first
+    assert not first_of_chain(text.rpartition("direct cause")[2])
+    assert not first_of_chain("")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.failures import known_fault_of
+from distdiag.checks.shared.failures import known_fault_of, waited_for
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import FaultLogged
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
@@ -84,7 +84,7 @@ class KnownFault(Check[FaultView]):
         who = ranks.phrase() if ranks else _places(shown) or "a rank that the log does not name"
         yield self.finding(
             f'{who} wrote "{shown[0].text}": {row.title} (known fault {row.id}'
-            f"{_reservation(row, shown[0])})",
+            f"{_reservation(row, shown[0])}){_waited_for(row, shown[0])}",
             # Victims are no culprits.
             ranks=ranks if row.role in _CAUSES and row.blames == "who-met-it" else RankSet(),
             subjects=(row.id,),
@@ -176,6 +176,11 @@ def _reservation(row: Row, line: FaultLogged) -> str:
     if row.role == "harmless":
         return ", which does no harm"
     return ", and went on" if line.was_survived else ""
+
+
+def _waited_for(row: Row, line: FaultLogged) -> str:
+    peer = waited_for(line.text) if row.role != "cause" else None
+    return f"; it waited for rank {peer} of its group" if peer is not None else ""
 
 
 def _evidence(row: Row, lines: list[FaultLogged]) -> Iterator[Evidence]:

@@ -11,6 +11,7 @@ from distdiag.checks.shared.failures import (
     aborted_in_collective,
     contradicting_rank,
     first_end,
+    is_failed_node,
     is_settled,
     last_word,
 )
@@ -186,6 +187,8 @@ def _message(
 ) -> str:
     subject, state = who(end.ranks, states), states[min(end.ranks)]
     cause = _CAUSES.get(state.exited.cause, "") if state.exited is not None else ""
+    if is_failed_node(state):
+        return f"{subject} failed, and the job with it"
     if end.is_outside:
         how = dict.fromkeys(exit_phrase(states[rank].exit_status) for rank in end.ranks)
         was = "was ended from outside" if len(end.ranks) == 1 else "were all ended from outside"

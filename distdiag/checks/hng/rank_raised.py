@@ -13,6 +13,7 @@ from distdiag.checks.shared.failures import (
     is_interruption,
     known_fault_of,
     last_word,
+    waited_for,
     was_setting_up,
 )
 from distdiag.events.ranks import RankSet
@@ -28,7 +29,7 @@ from distdiag.findings.descriptions import (
     who,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
+from distdiag.record.exception_text import LONGEST_TRACEBACK, first_of_chain, shortened
 from distdiag.views.alignment import OpenCollective
 from distdiag.views.rank_states import JobView, RankState, RankStatus
 
@@ -66,6 +67,8 @@ _SIZES = re.compile(
     r"|\(\d+x(\d+) and (\d+)x\d+\)"
 )
 """How torch says that two sizes should be equal and are not."""
+_MOST_TOLD = 160
+"""As many characters are told of the exception that came before another one."""
 _GATHERS = ("all_gather", "gather")
 _GATHERED = "; one size is the other times the number of ranks of the gather{}"
 _WHY_GATHERED = (
@@ -157,7 +160,7 @@ class RankRaised(Check[OpenCollective | JobView]):
         subject = f"all {len(first)} ranks" if is_everybody and is_whole else who(first, states)
         after = who(others - RankSet(r for t in end.tied for r in t), states) if others else ""
         return self.finding(
-            f"{subject} raised {raised_phrase(state)}{at(location)}"
+            f"{subject} raised {raised_phrase(state)}{at(location)}{_after(state)}"
             + (f", before {after} failed or waited in vain" if after and not end.tied else "")
             + (f": {fault.title} (known fault {fault.id})" if fault is not None else "")
             + (_GATHERED.format(at(gathered.location)) if gathered is not None else ""),
@@ -196,12 +199,16 @@ class RankRaised(Check[OpenCollective | JobView]):
         state = states[min(end.ranks)]
         location, fault = _line(state), known_fault_of(state)
         is_told = fault is not None and fault.role != "consequence"
+        peer = waited_for(state.raised.message) if state.raised is not None else None
+        lost = "lost a peer, and no record says which"
+        if peer is not None:
+            lost = f"waited in vain for rank {peer} of its group"
         yield self.finding(
             f"{who(end.ranks, states)} raised {raised_phrase(state)}{at(location)}: {fault.title} "
             f"(known fault {fault.id})"
+            + (f"; it waited for rank {peer} of its group" if peer is not None else "")
             if fault is not None and is_told
-            else f"{who(end.ranks, states)} lost a peer, and no record says which: "
-            f"{raised_phrase(state)}{at(location)}",
+            else f"{who(end.ranks, states)} {lost}: {raised_phrase(state)}{at(location)}",
             ranks=RankSet(),
             step=state.step,
             location=location,
@@ -215,6 +222,14 @@ class RankRaised(Check[OpenCollective | JobView]):
             why=fault.cause if fault is not None and is_told else _WHY_LAST,
             fix=fault.fix if fault is not None and is_told else _FIX_LAST,
         )
+
+
+def _after(state: RankState) -> str:
+    """Return what had led to what a rank raised, if something else did."""
+    first = first_of_chain(state.raised.traceback) if state.raised is not None else ""
+    if not first or first.startswith(raised_phrase(state)[:_MOST_TOLD]):
+        return ""
+    return f", after {first if len(first) <= _MOST_TOLD else first[: _MOST_TOLD - 1] + '…'}"
 
 
 def _may_raise_too(state: RankState) -> bool:

@@ -11,6 +11,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call, user_location
 from distdiag.findings.finding import Location
 from distdiag.findings.known_faults import KnownFault, fault_of_exception
+from distdiag.record.exception_text import first_of_chain
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
 from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, States, was_asked_to_end
@@ -79,7 +80,15 @@ def first_end(states: States) -> FirstEnd | None:
     failed = sorted((s for s in states.values() if s.has_failed), key=_by_time)
     own = [s for s in failed if not (_was_asked_to_end(s) or is_consequence(s, states))]
     # A launcher that has lost patience kills, too: only the first such death is a cause.
-    own = [s for s in own if not _may_be_killed_by_launcher(s) or _may_be_first(s, failed[0])]
+    nodes = [s for s in own if is_failed_node(s)]
+    # Processes that died somehow did so on a node that failed, or since it had failed.
+    own = [
+        s
+        for s in own
+        if s in nodes
+        or not _may_be_killed_by_launcher(s)
+        or (not nodes and _may_be_first(s, failed[0]))
+    ]
     if own:
         alike = (s for s in failed if s in own or not is_consequence(s, states))
         ranks = RankSet(s.rank for s in alike if s in own[:1] or _ended_alike(own[0], s))
@@ -194,6 +203,18 @@ def says_interrupted(kind: str) -> bool:
     return kind.rsplit(".", 1)[-1] in _INTERRUPTIONS
 
 
+# Whom a rank waited for, where its message says it. The number is that in the group.
+_WAITED_FOR: Final = re.compile(
+    r"ncclUniqueId from \[(\d{1,6})\]|waiting for send/recv from rank (\d{1,6})"
+)
+
+
+def waited_for(message: str) -> int | None:
+    """Return the rank for which another waited in vain, as its message says."""
+    match = _WAITED_FOR.search(message)
+    return int(match[1] or match[2]) if match is not None else None
+
+
 def aborted_in_collective(state: RankState, states: States) -> bool:
     """Say whether a process was aborted because a collective of it did not end in time.
 
@@ -205,11 +226,16 @@ def aborted_in_collective(state: RankState, states: States) -> bool:
 
 
 def known_fault_of(state: RankState) -> KnownFault | None:
-    """Return the well-known fault that a rank raised, if it is one."""
+    """Return the well-known fault that a rank raised, or that led to what it raised."""
     if state.raised is None:
         return None
     versions = {"torch": state.torch}
-    return fault_of_exception(state.raised.type, state.raised.message, versions)
+    fault = fault_of_exception(state.raised.type, state.raised.message, versions)
+    if fault is not None:
+        return fault
+    kind, _, message = first_of_chain(state.raised.traceback).partition(": ")
+    earlier = fault_of_exception(kind, message, versions) if kind else None
+    return earlier if earlier is not None and earlier.role == "cause" else None
 
 
 def is_interruption(state: RankState) -> bool:
@@ -254,6 +280,12 @@ def _was_asked_to_end(state: RankState) -> bool:
 
 def _may_be_killed_by_launcher(state: RankState) -> bool:
     return state.status is RankStatus.DIED and state.exit_status in (None, -signal.SIGKILL)
+
+
+def is_failed_node(state: RankState) -> bool:
+    """Say whether it is no process but a node, of which a scheduler has said that it failed."""
+    gone = state.exited
+    return gone is not None and gone.cause == "node-failed" and gone.status is None
 
 
 def _may_be_first(killed: RankState, first: RankState) -> bool:
@@ -336,4 +368,7 @@ def _inside_torch(state: RankState) -> bool:
 def was_setting_up(state: RankState) -> bool:
     """Say whether a rank raised before it had become a member of the job."""
     frames = state.raised.frames if state.raised is not None else ()
-    return any(not frame.user and frame.function in _SETTING_UP for frame in frames)
+    return any(
+        not frame.user and frame.function in _SETTING_UP and "torch_xla" not in frame.file
+        for frame in frames
+    )

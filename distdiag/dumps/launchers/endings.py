@@ -42,7 +42,8 @@ class Row(NamedTuple):
     """One message. `word` stands in every line with it; `over` says how many lines it may take.
 
     `status` is how the process ended where the message does not say it in a group. `is_whole_job`:
-    it is of all processes. `is_vague`: it says nothing of a process that the others do not say.
+    it is of all processes. `is_node`: it is of the node at `host`, which failed.
+    `is_vague`: it says nothing of a process that the others do not say.
     `names_last`: it names the process that its launcher started last, whichever failed.
     """
 
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     status: int | None = None
     cause: Cause = ""
     is_whole_job: bool = False
+    is_node: bool = False
     is_vague: bool = False
     goes_on: bool = False
     names_last: bool = False
@@ -108,9 +110,8 @@ ROWS: Final = (
     _row(
         "ode failure on",
         rf"[Nn]ode failure on {_HOST}",
-        status=_TERM,
         cause="node-failed",
-        is_whole_job=True,
+        is_node=True,
     ),
     _row(
         "oom",
@@ -156,6 +157,12 @@ ROWS: Final = (
     ),
     _row(
         " RUNNING AT ",
+        rf"= PID (?P<pid>\d{{1,9}}) RUNNING AT {_HOST} = EXIT CODE: \d{{1,3}}"
+        r".{0,900}?EXIT STRING: [\w ]{1,40}\(signal (?P<signal>\d{1,3})\)",
+        goes_on=True,
+    ),
+    _row(
+        " RUNNING AT ",
         rf"= PID (?P<pid>\d{{1,9}}) RUNNING AT {_HOST} = EXIT CODE: (?P<code>\d{{1,3}})",
         goes_on=True,
     ),
@@ -165,6 +172,20 @@ ROWS: Final = (
         r"(?:--local_rank[= ](?P<local_rank>\d{1,5}).{0,4000}?)?exits with return code = "
         r"(?P<code>-?\d{1,3})",
         names_last=True,
+    ),
+    # composer
+    _row(
+        " with exit code ",
+        r"\bRank (?P<rank>\d{1,7}) crashed with exit code (?P<code>-?\d{1,3})",
+    ),
+    _row(
+        " exited with code ",
+        r"\bGlobal rank (?P<rank>\d{1,7}) \(PID \d{1,9}\) exited with code (?P<code>-?\d{1,3})",
+    ),
+    # horovodrun
+    _row(
+        " exit with status code ",
+        r"^Process (?P<rank>\d{1,7}) exit with status code (?P<code>\d{1,3})\.$",
     ),
     # torch.multiprocessing.spawn
     _row(
@@ -221,6 +242,22 @@ ROWS: Final = (
     ),
     _row("OOMKilled", r"OOMKilled", status=_KILL, cause="out-of-memory", is_vague=True),
     # Ray
+    _row(
+        "died unexpectedly before",
+        r"The actor died unexpectedly .{0,700}?because its owner has died\..{0,200}?"
+        r"Owner Ip address: (?P<host>[\w.:-]{1,60}) .{0,120}?Owner's node has crashed",
+        cause="node-failed",
+        is_node=True,
+        goes_on=True,
+    ),
+    _row(
+        "died unexpectedly before",
+        r"The actor died unexpectedly .{0,500}?\bip: (?P<host>[\w.:-]{1,60}) "
+        r".{0,80}?because its node has died",
+        cause="node-failed",
+        is_node=True,
+        goes_on=True,
+    ),
     _row(
         "died unexpectedly before",
         r"The actor died unexpectedly before finishing this task\.?"
@@ -304,6 +341,7 @@ class Ending:
     place: int = 0
     time_ns: int = 0
     is_whole_job: bool = False
+    is_node: bool = False
     is_vague: bool = False
 
     @property
@@ -358,6 +396,7 @@ class Endings(DumpReader):
                 node=ending.host if ending.local_rank is not None else "",
                 place=ending.place,
                 is_whole_job=ending.is_whole_job,
+                is_node=ending.is_node,
                 is_vague=ending.is_vague,
                 events=(_exited(ending),),
                 path=dump.path,
@@ -433,6 +472,7 @@ def _of_match(
         place=line.place,
         time_ns=log.time_ns(line.place + 40),
         is_whole_job=row.is_whole_job,
+        is_node=row.is_node,
         # A traceback beside it says more than a failing status of some process.
         is_vague=row.is_vague or (is_any and (status or 0) > 0),
     )
@@ -454,6 +494,8 @@ def _stopped(log: Log) -> Mapping[Speaker, int]:
 def _label(row: Row, label: str, pid: int | None, host: str) -> str:
     if row.is_whole_job:
         return f"job {label.partition('.')[0]}" if label else ""
+    if row.is_node:
+        return f"node {host}"
     if pid is not None:
         return f"{label} pid={pid}".strip() + (f", ip={host}" if host[:1].isdigit() else "")
     return label
@@ -495,6 +537,12 @@ def _merged(endings: Iterable[Ending]) -> list[Ending]:
         known = found.get(key)
         if known is None and len(found) < _MOST_ENDINGS:
             found[key] = ending
-        elif known is not None and not known.cause:
-            found[key] = replace(known, cause=ending.cause)
+        elif known is not None:
+            # One message names the class of an actor beside its process, another does not.
+            is_fuller = known.label.startswith("pid=") and ending.label.endswith(known.label)
+            found[key] = replace(
+                known,
+                cause=known.cause or ending.cause,
+                label=ending.label if is_fuller else known.label,
+            )
     return list(found.values())

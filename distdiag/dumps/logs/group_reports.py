@@ -135,6 +135,12 @@ class ReportDump(RankDump, frozen=True, kw_only=True):
     reports: tuple[GroupReport, ...]
     num_ranks: int = 0
 
+    @property
+    def last_rank(self) -> int:
+        """The highest rank that it knows or mentions: places in the default group are ranks."""
+        places = (r.place for r in self.reports if r.group.is_default)
+        return max([super().last_rank, self.num_ranks - 1, *places])
+
 
 _Key = tuple[str, str]
 

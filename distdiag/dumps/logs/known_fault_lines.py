@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from distdiag.dumps.log_lines import PlacedLine, Speaker, open_log, streams
+from distdiag.dumps.log_lines import Log, PlacedLine, Speaker, open_log, streams
 from distdiag.dumps.logs.group_messages import rank_in
 from distdiag.dumps.logs.survival import restarted_at
 from distdiag.dumps.logs.traceback_text import SURVIVED_AFTER, lines_survived
@@ -50,6 +50,8 @@ SIGNS: Final = (
     b"fallen off",
     b"async fatal",
     b"have different",
+    b"inconsistent between",
+    b"marked dead",
 )
 """Each line of a fault holds one of these, so that most files need not be searched for 150 words.
 
@@ -123,7 +125,7 @@ class KnownFaultLines(DumpReader):
         start = restarted_at(log)
         for line in log.lines_with(_words_in(dump.data)):
             fault = fault_of_line(line.text)
-            if fault is not None:
+            if fault is not None and not _passes_on(log, line):
                 if caught is None:
                     caught = lines_survived(log) if HEAD.encode() in log.data else frozenset()
                 # What nobody signed may name its writer, as messages of process groups do.
@@ -150,6 +152,30 @@ class KnownFaultLines(DumpReader):
                 path=dump.path,
                 source=self.name,
             )
+
+
+# NCCL passes a failure up through its functions: each may warn of it once more.
+_WARNS: Final = re.compile(r"([\w.-]{1,80}:\d{1,9}:\d{1,9}) \[\d{1,3}\] .{0,80}?NCCL WARN ")
+_PASSES_UP: Final = re.compile(
+    r"([\w.-]{1,80}:\d{1,9}:\d{1,9}) \[\d{1,3}\] NCCL INFO \S{1,60}:\d{1,5} -> \d"
+)
+_MOST_PASSED: Final = 8
+
+
+def _passes_on(log: Log, line: PlacedLine) -> bool:
+    """Say whether a warning of NCCL only passes on another known fault, of which it warned last."""
+    own = _WARNS.search(line.text)
+    start = line.place
+    for _ in range(_MOST_PASSED if own is not None else 0):
+        start, end = log.before(start)
+        text = log.text(start, end)
+        if inner := _WARNS.search(text):
+            return own is not None and inner[1] == own[1] and fault_of_line(text) is not None
+        passed = _PASSES_UP.search(text)
+        is_blank = not any(c.isalpha() for c in text.rpartition(">")[2])
+        if start == 0 or not (is_blank or (own and passed and passed[1] == own[1])):
+            return False
+    return False
 
 
 def _words_in(data: bytes) -> list[bytes]:

@@ -12,13 +12,22 @@ from typing import Final
 from distdiag.checks.shared.failures import says_peer_is_gone
 from distdiag.dumps.log_lines import Log, Speaker, open_log
 from distdiag.dumps.log_prefixes import LONGEST_PREFIX, speaker_in, untimed
+from distdiag.dumps.logs.group_messages import rank_of_process
 from distdiag.dumps.logs.survival import (
     SURVIVED_AFTER,
     has_failed,
     has_survived,
     restarted_at,
 )
-from distdiag.dumps.logs.tracebacks import HEAD, NAMED_EXCEPTION, Chain, chain_at, text_of
+from distdiag.dumps.logs.tracebacks import (
+    BOX_END,
+    BOX_HEAD,
+    HEAD,
+    NAMED_EXCEPTION,
+    Chain,
+    chain_at,
+    text_of,
+)
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stacks.stack_text import MAIN_THREAD
 from distdiag.events.lifecycle import Raised
@@ -36,6 +45,11 @@ _IGNORED: Final = "Exception ignored in"
 _SPAWNED: Final = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 # multiprocessing.Process
 _PROCESS: Final = re.compile(r"Process ((?:\w{1,20}Process|\w{1,40})-\d{1,6}(?::\d{1,6})*):$")
+# loguru
+_CAUGHT: Final = re.compile(
+    r"An error has been caught in function '.{1,200}', "
+    r"process '(\w{1,20}Process-\d{1,6}(?::\d{1,6})*)' \((\d{1,9})\)"
+)
 # Exceptions of the launcher, which only say that a rank failed.
 _LAUNCHER: Final = frozenset(
     {
@@ -63,6 +77,8 @@ _ENTRY_BYTES: Final = 600
 _RANK: Final = re.compile(r"\brank\s{0,8}: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 # The prefix of a logger: brackets first; and a word by which it tells of a failure.
 _LOG_HEAD: Final = re.compile(r"(?:[\[(][^\[\]()]{1,120}[\])] ?){1,4}")
+# A line of torch's C++. What stands below it is somebody else's, unless it says the same.
+_NATIVE: Final = re.compile(r"\[?[WEIF]\d{0,4} [^\[\]]{0,60}\.(?:cpp|cc|hpp|h|cu):\d{1,6}\]")
 _FAILS: Final = re.compile(r"\b(?:ERROR|CRITICAL|[Ee]xception|[Ff]ail(?:ed|ure)|[Cc]rashed)\b")
 
 
@@ -77,7 +93,7 @@ class TracebackText(DumpReader):
 
     def recognises(self, dump: Dump) -> bool:
         """Look for the head of a traceback, or for a frame, as the head may be cut off."""
-        return HEAD.encode() in dump.data or _FRAME in dump.data
+        return any(sign in dump.data for sign in (HEAD.encode(), _FRAME, BOX_END.encode()))
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield the exceptions of each process."""
@@ -188,12 +204,25 @@ class _Stream:
         """Return the traceback that the lines begin within, as those of a log that was cut do."""
         head = next(self._own_lines(HEAD.encode(), starts), len(starts))
         number = next(self._own_lines(_FRAME, starts), head)
+        box_end = next(self._own_lines(BOX_END.encode(), starts), head)
+        is_boxed = box_end < number
+        if is_boxed:
+            number = self._begin_of_box(box_end)
         if number >= head:
             return None
         above = next(self._lines(number - 1, number), "") if number else ""
-        chain = chain_at(self._lines(number), above, number, is_pure=is_pure, has_head=False)
+        cut_head = BOX_HEAD if is_boxed else f"{HEAD}:"
+        chain = chain_at(self._lines(number), above, number, is_pure=is_pure, head=cut_head)
         is_whole = chain.end <= head and NAMED_EXCEPTION.match(chain.last.type)
-        return chain if is_whole and chain.last.frames and _LISTING not in above else None
+        has_frames = chain.last.frames or is_boxed
+        return chain if is_whole and has_frames and _LISTING not in above else None
+
+    def _begin_of_box(self, end: int) -> int:
+        """Return the first line of those that rich drew above the end of a box."""
+        number = end
+        while number and next(self._lines(number - 1, number), "").startswith("│"):
+            number -= 1
+        return number
 
     def _own_lines(self, word: bytes, starts: array[int]) -> Iterator[int]:
         """Yield the numbers of the lines of this stream that hold a word."""
@@ -209,8 +238,12 @@ class _Stream:
             return Speaker(None, None, chain.last.worker)
         if self._speaker == Speaker() and (signed := self._signed(chain)) is not None:
             return signed
+        if self._speaker == Speaker() and (told := rank_of_process(chain.last.message)) is not None:
+            return Speaker(told[1])
         if self._speaker == Speaker() and (process := _PROCESS.match(chain.before)):
             return Speaker(None, None, process[1])
+        if self._speaker == Speaker() and (caught := _CAUGHT.search(chain.before)):
+            return Speaker(None, None, f"{caught[1]} pid={caught[2]}")
         return self._speaker
 
     def _signed(self, chain: Chain) -> Speaker | None:
@@ -228,7 +261,8 @@ class _Stream:
         own = self._log.text(start, self._spans[2 * chain.start + 1]).partition(HEAD)[0]
         # What stands before the head in its own line was written by whom that line is of.
         for text in (own,) if own.strip() else (above,):
-            head = _LOG_HEAD.match(text)
+            is_other = _NATIVE.match(text) and chain.last.message.partition("\n")[0] not in text
+            head = None if is_other else _LOG_HEAD.match(text)
             if head is not None and _FAILS.search(text):
                 speaker = self._log.named(speaker_in(untimed(head[0])))
                 if speaker != Speaker():

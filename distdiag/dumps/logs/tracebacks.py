@@ -11,6 +11,8 @@ from distdiag.record.exception_text import shortened
 
 HEAD: Final = "Traceback (most recent call last)"
 """A colon follows, or the edge of the box that rich draws."""
+BOX_HEAD: Final = f"╭── {HEAD} ──╮"
+BOX_END: Final = "╰──"
 MOST_CHARACTERS: Final = 20_000
 LONGEST_MESSAGE: Final = 2_000
 
@@ -119,13 +121,13 @@ def chains(lines: Iterator[str], *, is_pure: bool) -> Iterator[Chain]:
 
 
 def chain_at(
-    lines: Iterator[str], before: str, start: int, *, is_pure: bool, has_head: bool = True
+    lines: Iterator[str], before: str, start: int, *, is_pure: bool, head: str = ""
 ) -> Chain:
     """Return the traceback that begins with these lines; its head is the process's line `start`.
 
-    Without a head, which was cut off, the first line is that of a frame.
+    `head` stands for one that was cut off: `HEAD`, or `BOX_HEAD` where rich drew the rest.
     """
-    return _chain(_Cursor(lines, start), before, is_pure=is_pure, has_head=has_head)
+    return _chain(_Cursor(lines, start), before, is_pure=is_pure, head=head)
 
 
 def text_of(lines: Iterable[str]) -> str:
@@ -135,11 +137,11 @@ def text_of(lines: Iterable[str]) -> str:
     return shortened(text, MOST_CHARACTERS)
 
 
-def _chain(cursor: _Cursor, before: str, *, is_pure: bool, has_head: bool = True) -> Chain:
+def _chain(cursor: _Cursor, before: str, *, is_pure: bool, head: str = "") -> Chain:
     chain = Chain(before, cursor.index)
     while True:
-        block = _block(cursor, chain.text, has_head=has_head)
-        has_head = True
+        block = _block(cursor, chain.text, head)
+        head = ""
         chain.last = block
         chain.raised = cursor.index
         if block.type:
@@ -152,9 +154,9 @@ def _chain(cursor: _Cursor, before: str, *, is_pure: bool, has_head: bool = True
             return chain
 
 
-def _block(cursor: _Cursor, text: list[str], *, has_head: bool = True) -> Block:
+def _block(cursor: _Cursor, text: list[str], head: str = "") -> Block:
     """Read one traceback: its head, frames with their source, and the line of the exception."""
-    head = cursor.take() if has_head else f"{HEAD}:"
+    head = head or cursor.take()
     block = Block()
     if _BOX_EDGE.search(head):
         text.append(f"{HEAD}:")

@@ -36,6 +36,14 @@ def ends(*lines):
         ("ERROR [executor.py:1] Worker proc VllmWorker-2 died unexpectedly, shutting down",
          (2, None, "")),
         ("Rank 3 scheduler is dead. Please check if there are relevant logs.", (3, None, "")),
+        ("ERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.", (2, -7, "")),
+        ("Global rank 2 (PID 3473) exited with code -15", (2, -15, "")),
+        ("Process 1 exit with status code 143.", (1, -15, "")),
+        ("=   PID 9665 RUNNING AT node0\n=   EXIT CODE: 9\n=   CLEANING UP REMAINING PROCESSES\n"
+         "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
+         ("pid=9665", -9, "")),
+        ("=   PID 9665 RUNNING AT node0\n=   EXIT CODE: 9\n=   CLEANING UP REMAINING PROCESSES",
+         ("pid=9665", 9, "")),
     ],
 )  # fmt: skip
 def test_one_message(line, expected):

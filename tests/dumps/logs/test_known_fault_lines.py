@@ -39,6 +39,21 @@ def test_a_line_without_a_rank_is_kept_without_one():
     assert faults(FULL) == {None: ["nccl-shm-full"]}
 
 
+def test_what_nccl_warns_of_once_more_on_its_way_up_is_no_fault_of_its_own():
+    inner = "n1:7:8 [0] include/shm.h:42 NCCL WARN Cuda failure 'invalid argument'"
+    outer = (
+        "n1:7:8 [0] include/shm.h:67 NCCL WARN Error while creating shared memory segment nccl-a"
+    )
+    way = "n1:7:8 [0] NCCL INFO include/shm.h:55 -> 1"
+    assert faults(inner, way, "", outer) == {None: ["nccl-cuda-error"]}
+    tagged = [f"[1,3]<stdout>:{line}" for line in (inner, way, "", outer)]
+    assert faults(*tagged) == {3: ["nccl-cuda-error"]}
+    assert faults(way, outer) == {None: ["nccl-shm-full"]}
+    other = inner.replace("n1:7:8", "n1:9:9")
+    assert "nccl-shm-full" in faults(other, way, outer)[None]
+    assert "nccl-shm-full" in faults(inner, "step 3 loss 2.1", outer)[None]
+
+
 def test_the_text_and_the_file_are_reported():
     event = only("step 1", f"[rank3]: {FULL}")
     assert (event.text, event.file, event.rank) == (FULL, "train.log", 3)

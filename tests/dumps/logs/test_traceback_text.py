@@ -152,3 +152,14 @@ def test_a_log_that_was_cut_and_holds_noise_is_read():
     noise = b"\x00\xff\x1b[31m" + b"x" * 100_000 + b"\r\n"
     data = noise + "\r\n".join(traceback("ValueError: x")).encode() + b"\r\n" + noise
     assert raised(Dump(path="log", data=data)) == {None: [("ValueError", "x", 7)]}
+
+
+def test_a_box_of_rich_without_its_top_is_read():
+    box = [
+        "│ ❱ 988 │   return self._apply(convert)          │",
+        "│ /data/train.py:7 in main                      │",
+        "╰───────────────────────────────────────────────╯",
+    ]
+    assert raised(text(*box, "ValueError: x")) == {None: [("ValueError", "x", 7)]}
+    assert not raised(text(*box, "step 3 loss 2.1"))
+    assert raised(text(*box, "step 3", *traceback("KeyError: y"))) == {None: [("KeyError", "y", 7)]}
