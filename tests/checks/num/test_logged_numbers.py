@@ -234,6 +234,18 @@ class TestPredictions:
         learnt = predictions(40, every=16, **{**values, "cross_entropy": 0.9})
         assert findings(UnlearntPrediction, loss_view(learnt)) == []
 
+    @pytest.mark.parametrize("targets", [(0,) * 16, tuple(range(16, 32))])
+    def test_labels_that_are_places_among_candidates_have_no_frequencies(self, targets):
+        values = {"num_classes": 512, "entropy": 6.1, "cross_entropy": 5.9, "num_rows": 16}
+        whole = predictions(40, every=16, **values, targets=targets)
+        ragged = predictions(4, every=16, **{**values, "num_rows": 8}, targets=targets[:8])
+        assert findings(UnlearntPrediction, loss_view([*ragged, *whole])) == []
+        drawn = [
+            one_pass(16 * n, prediction=prediction(**values, targets=(n % 3, *targets[1:])))
+            for n in range(40)
+        ]
+        assert len(findings(UnlearntPrediction, loss_view(drawn))) == 1
+
     def test_a_rate_that_rises_is_a_warm_up(self):
         uniform = math.log(16)
         values = {"entropy": uniform, "cross_entropy": uniform, "targets": (0, 0, 0, 0, 1, 2)}
