@@ -352,7 +352,8 @@ class TestTellingWarning:
 class TestMemoryGrowth:
     def test_a_steady_growth_that_will_not_suffice(self):
         (found,) = findings(
-            MemoryGrowth, MemoryView("host", {0: memory([500 + 4 * n for n in range(60)])})
+            MemoryGrowth,
+            MemoryView("host", {0: memory([500 + 4 * n for n in range(60)], num_graphs=50)}),
         )
         assert found.severity is Severity.WARNING
         assert "0.50 MiB with each step" in found.message
@@ -374,6 +375,18 @@ class TestMemoryGrowth:
     def test_a_limit_that_is_far_away_is_right(self):
         samples = memory([500 + 2 * n for n in range(60)], limit_mib=64_000)
         assert findings(MemoryGrowth, MemoryView("host", {0: samples})) == []
+
+    def test_what_a_program_collects_may_have_an_end(self):
+        samples = memory([500 + 4 * n for n in range(60)], num_graphs=2)
+        assert severities(MemoryGrowth, MemoryView("host", {0: samples})) == ["info"]
+
+    @pytest.mark.parametrize(
+        ("asked_mib", "expected"), [(900, []), (5000, ["warning"]), (0, ["warning"])]
+    )
+    def test_what_was_asked_for_at_once_may_be_filled(self, asked_mib, expected):
+        values = {"num_graphs": 50, "reserved_bytes": asked_mib << 20}
+        samples = memory([500 + 4 * n for n in range(60)], **values)
+        assert severities(MemoryGrowth, MemoryView("host", {0: samples})) == expected
 
     def test_the_first_pass_over_a_data_set_may_fill_a_cache(self):
         samples = memory([500 + 4 * n for n in range(60)], num_batches=480)
