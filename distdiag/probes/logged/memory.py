@@ -19,7 +19,7 @@ from distdiag.record.signals import Signal
 
 EVERY: Final = 8
 """Steps between two samples."""
-_MARK: Final = "distdiag.alive"
+_MARK: Final = "distdiag_alive"
 """The name of a mark among the metadata of a node, which live as long as the node."""
 _GROUPS: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
