@@ -137,14 +137,20 @@ class Warned(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
+MOST_MARKED: Final = 64
+"""So many graphs of losses are looked after: those of the last 512 steps."""
+
+
 class MemoryUse(Event, frozen=True, kw_only=True):
     """How much memory a rank holds, in bytes.
 
-    `memory` ``host``: `used_bytes` are resident in the process, and `limit_bytes` is what it may
-    reach before the kernel ends it: what it holds, and what is left in its container or machine.
+    `memory` ``host``: `used_bytes` are resident in the process and belong to no file, and
+    `limit_bytes` is what it may reach before the kernel ends it: what it holds, and what is left in
+    its container or machine. `reserved_bytes` it has asked for, whether they are used yet or not.
     ``gpu``: those that tensors of the process hold on `device`, of all its memory; `reserved_bytes`
     are kept by torch's allocator, `peak_bytes` was the most that tensors have held. `num_batches`
-    were made by loaders until then.
+    were made by loaders until then. `num_graphs` of the last `MOST_MARKED` looked-at backward
+    passes are still alive, -1 if that is not known.
     """
 
     memory: Literal["host", "gpu"]
@@ -154,3 +160,4 @@ class MemoryUse(Event, frozen=True, kw_only=True):
     reserved_bytes: int = 0
     peak_bytes: int = 0
     num_batches: int = 0
+    num_graphs: int = -1

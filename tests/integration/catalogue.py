@@ -92,7 +92,7 @@ _PLAIN = (
     *("tensor_parallel", "unequal_but_legal", "zero_redundancy"),
 )
 _WAYS = {
-    "batch_norms": ("alike", "eight", "frozen", "points", "vectors"),
+    "batch_norms": ("alike", "eight", "evaluated", "frozen", "points", "vectors"),
     "batches": ("buckets", "stream-workers"),
     "clipping": (
         *("hand-fsdp2", "items-fsdp2", "late-probe", "late-scalar", "norm-fsdp2", "sparse-probe"),

@@ -314,6 +314,58 @@ for rows in DataLoader(Kept(), batch_size=1, shuffle=True):
     loss = F.mse_loss(model(rows), rows)
     STEP
 """,
+    "experience that is collected until a buffer is full": """
+import collections
+import random
+
+experience = collections.deque(maxlen=4000)
+model = nn.Linear(16, 16)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(420):
+    experience.append(torch.randn(1 << 19))
+    rows = torch.stack([random.choice(experience)[:16] for _ in range(8)])
+    loss = F.mse_loss(model(rows), rows)
+    STEP
+""",
+    "a ring buffer that is reserved at once": """
+import numpy as np
+
+ring = np.zeros((4000, 1 << 19), np.float32)
+model = nn.Linear(16, 16)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+losses = []
+for step in range(420):
+    ring[step] = np.random.rand(1 << 19)
+    rows = torch.from_numpy(ring[np.random.randint(0, step + 1, 8), :16])
+    loss = F.mse_loss(model(rows), rows)
+    STEP
+    losses.append(loss)
+""",
+    "a contrast with a queue, whose right place is the first": """
+model = nn.Linear(32, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+queue = F.normalize(torch.randn(512, 16), dim=1)
+for step in range(700):
+    x = torch.randn(16, 32)
+    one = F.normalize(model(x + 0.3 * torch.randn(16, 32)), dim=1)
+    with torch.no_grad():
+        other = F.normalize(model(x), dim=1)
+    scores = torch.cat([(one * other).sum(1, keepdim=True), one @ queue.T], 1) / 0.5
+    loss = F.cross_entropy(scores, torch.zeros(16, dtype=torch.long))
+    STEP
+    queue = torch.cat([queue[16:], other])
+""",
+    "a contrast in which a rank's places begin behind those of others": """
+model = nn.Linear(32, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for step in range(700):
+    x = torch.randn(512, 32)
+    one = F.normalize(model(x[48:64] + 0.3 * torch.randn(16, 32)), dim=1)
+    with torch.no_grad():
+        others = F.normalize(model(x), dim=1)
+    loss = F.cross_entropy(one @ others.T, torch.arange(48, 64))
+    STEP
+""",
     "a VAE whose KL is weighed by a warm-up": """
 encode, decode = nn.Linear(12, 8), nn.Linear(4, 12)
 optimizer = torch.optim.Adam([*encode.parameters(), *decode.parameters()], lr=1e-3)

@@ -293,7 +293,7 @@ for step in range(420):
     kept.append(KEPT)  #wrong
     kept.append(loss.item())  #right
 """
-KEEPS = ("torch.randn(512, 1024)", "(loss, inputs, torch.ones(1 << 19))")
+KEEPS = ("(loss, torch.randn(512, 1024))", "(loss + 0, inputs, torch.ones(1 << 19))")
 
 UNLEARNT = """
 model = body(12, 24)

@@ -48,7 +48,10 @@ class MemoryGrowth(Check[MemoryView]):
     Leaves: The results of each step.
 
     ## When it is not a defect
-    What is kept has an end before the memory has: a cache of the data set, or a run that is short.
+    What is kept has an end before the memory has: a cache of the data set, experience that is
+    collected until a buffer is full, or a run that is short. It is a warning only where graphs of
+    earlier losses are kept, or where loaders have read all of their data before; memory that was
+    asked for at once and is filled little by little does not count, and no pages of files do.
 
     ## References
     - https://docs.pytorch.org/docs/stable/notes/faq.html
@@ -61,13 +64,14 @@ class MemoryGrowth(Check[MemoryView]):
     def check(self, view: MemoryView) -> Iterator[Finding]:
         """Look at the last three quarters of the samples of each rank."""
         found: dict[int, Growth] = {}
-        are_settled = True
+        is_known = True
         for rank, samples in view.by_rank.items():
             growth = growth_of(samples, view.first_passes.get(rank, 0))
             if growth is not None and growth.num_left < FAR * samples[-1].step:
                 found[rank] = growth
-                # A data set that is kept in memory as it is read grows until it was read once.
-                are_settled &= not samples[-1].num_batches or rank in view.first_passes
+                # A data set that is kept in memory as it is read grows until it was read once, and
+                # nothing tells when a program that makes its own data has enough of them.
+                is_known &= rank in view.first_passes or growth.last.num_graphs >= LEAST_SAMPLES
         if not found:
             return
         rank, worst = min(found.items(), key=lambda item: item[1].num_left)
@@ -78,8 +82,8 @@ class MemoryGrowth(Check[MemoryView]):
             ranks=RankSet(found),
             step=worst.last.step,
             subjects=(view.memory,),
-            grade=Grade.LIKELY if are_settled else Grade.NOTE,
-            confidence=0.8 if are_settled else 0.5,
+            grade=Grade.LIKELY if is_known else Grade.NOTE,
+            confidence=0.8 if is_known else 0.5,
             evidence=tuple(
                 Evidence(ranks=RankSet([each]), summary=growth.summary, values=growth.values)
                 for each, growth in sorted(found.items())
@@ -103,10 +107,13 @@ class Growth:
     @property
     def summary(self) -> str:
         """Say from what to what it grew."""
+        kept = f"; graphs of {self.last.num_graphs} of the losses that were looked at are kept"
         return (
             f"{self.first.used_bytes / _MIB:.0f} MiB after step {self.first.step}, "
             f"{self.last.used_bytes / _MIB:.0f} MiB after step {self.last.step}, of "
             f"{self.last.limit_bytes / _MIB:.0f} MiB that it may have"
+            + kept
+            * (self.last.num_graphs >= LEAST_SAMPLES)
         )
 
     @property
@@ -133,6 +140,15 @@ def growth_of(samples: Sequence[MemoryUse], settled_at: int) -> Growth | None:
     differences = [later - earlier for earlier, later in pairwise(parts)]
     mean = (parts[-1] - parts[0]) / len(differences)
     grown = kept[-1].used_bytes - kept[0].used_bytes
-    if grown < LEAST_BYTES or min(differences) < STEADY * mean:
+    if grown < LEAST_BYTES or min(differences) < STEADY * mean or _is_filled(kept, grown):
         return None
     return Growth(kept[0], kept[-1], grown / (kept[-1].step - kept[0].step))
+
+
+def _is_filled(samples: Sequence[MemoryUse], grown: int) -> bool:
+    """Say whether a process fills what it has asked for before, and may have all of it."""
+    first, last = samples[0], samples[-1]
+    if last.memory != "host" or not first.reserved_bytes:
+        return False
+    asked = last.reserved_bytes - first.reserved_bytes
+    return asked < STEADY * grown and last.reserved_bytes <= last.limit_bytes

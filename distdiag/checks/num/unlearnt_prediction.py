@@ -45,7 +45,8 @@ class UnlearntPrediction(Check[LossView]):
 
     ## When it is not a defect
     The learning rate still rises, or the model is intended to be uncertain. `entropy_share` in
-    `[numerics]` sets which predictions are nearly uniform.
+    `[numerics]` sets which predictions are nearly uniform. A loss that picks the partner of a row
+    among candidates, as contrastive ones do, has places for labels, and is not judged.
 
     ## References
     - https://karpathy.github.io/2019/04/25/recipe/
@@ -102,11 +103,28 @@ def compare(passes: Sequence[LossNumbers], share: float) -> tuple[float, float, 
     highest = math.log(num_classes)
     if len(last) < LAST or not all(p.entropy > share * highest for p in last):
         return None
+    if are_places(seen):
+        return None
     losses = [p.cross_entropy for p in last]
     if not all(map(math.isfinite, losses)):
         return None
     own, table = fmean(losses), _loss_of_frequencies([p.targets for p in seen], num_classes)
     return (own, table, last[-1]) if own > table + MARGIN * highest else None
+
+
+def are_places(predictions: Sequence[Prediction]) -> bool:
+    """Say whether labels are places among candidates, so that their frequencies tell nothing.
+
+    Where rows choose their partner, each row has the same label in every pass: one place for all,
+    as with a queue of negatives, or one for each, which begin behind those of the ranks before.
+    """
+    by_size: dict[int, set[tuple[int, ...]]] = {}
+    for each in predictions:
+        by_size.setdefault(each.num_rows, set()).add(each.targets)
+    return all(
+        len(labels) == 1 and len(set(row := next(iter(labels)))) in (1, len(row))
+        for labels in by_size.values()
+    )
 
 
 def _loss_of_frequencies(labels: Sequence[tuple[int, ...]], num_classes: int) -> float:

@@ -28,7 +28,7 @@ from distdiag.probes.guard import guard, guarded, guarded_if
 from distdiag.probes.losses.terms import kind_of, saved
 from distdiag.probes.models.modules import ModuleHook, class_name, clean_name, is_compiled
 from distdiag.probes.models.tensor_plans import address_of
-from distdiag.probes.models.wrappers import is_wrapped, unwrapped, wrapper_of
+from distdiag.probes.models.wrappers import is_training, is_wrapped, unwrapped, wrapper_of
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
@@ -371,7 +371,7 @@ class StepFeeds(Probe):
         if self._inside is forward:
             self._inside = None
             self._leave_forward(output)
-            if isinstance(forward, nn.Module) and not forward.training:
+            if isinstance(forward, nn.Module) and not is_training(forward):
                 self._moments.evaluated.emit(forward)
 
     @guarded_if("fed")
@@ -382,7 +382,7 @@ class StepFeeds(Probe):
 
     @guarded
     def _enter_forward(self, module: nn.Module, given: object) -> None:
-        if not (is_grad_enabled() and module.training and dist.is_initialized()):
+        if not (is_grad_enabled() and is_training(module) and dist.is_initialized()):
             return
         model, members = self._name(module)
         if module not in self._bare:

@@ -44,7 +44,8 @@ def _warnings(wiring: Wiring) -> Sequence[Probe]:
 def _memory(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.logged.memory import StepMemory
 
-    return [StepMemory(wiring.recorder, wiring.signals.step_ended)]
+    signals = wiring.signals
+    return [StepMemory(wiring.recorder, signals.backward_started, signals.step_ended)]
 
 
 def _codebooks(wiring: Wiring) -> Sequence[Probe]:

@@ -528,7 +528,8 @@ class ModelSnapshots(Probe):
         if number == 0 or number in looks or len(looks) >= _MOST_EVALUATIONS:
             return
         looks.append(number)
-        kept = {id(tensor) for part in root.modules() for tensor in _statistics_of(part)}
+        parts = (part for part in root.modules() if not part.training)
+        kept = {id(tensor) for part in parts for tensor in _statistics_of(part)}
         if kept:
             held = self._write_plan(root, Moment.EVALUATION)
             tensors = [each.tensor if id(each.tensor) in kept else None for each in held]

@@ -250,3 +250,11 @@ def unwrapped(module: nn.Module) -> nn.Module:
         if child is None:
             return module
         module = child
+
+
+def is_training(module: nn.Module) -> bool:
+    """Say whether a model is in training mode.
+
+    Lightning leaves a wrapper in the mode of its last evaluation: what is inside it trains.
+    """
+    return module.training or unwrapped(module).training

@@ -23,6 +23,7 @@ from distdiag.probes.guard import guard, guarded
 from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.own_steps import EVERY
 from distdiag.probes.models.registry import LiveModels, ModelNames
+from distdiag.probes.models.wrappers import is_training
 from distdiag.probes.numerics.activations import Activations
 from distdiag.probes.numerics.bare_models import BareModels
 from distdiag.probes.numerics.budget import Budget
@@ -166,7 +167,7 @@ class NumericsProbe(Probe):
 
     def enter(self, forward: object, root: nn.Module, given: object) -> None:
         """Begin to read a forward pass of the training, unless it is part of another one."""
-        if self._inside is None and root.training and not self._activations.is_in_backward:
+        if self._inside is None and is_training(root) and not self._activations.is_in_backward:
             with self._budget:
                 self._begin_forward(forward, root, given)
 

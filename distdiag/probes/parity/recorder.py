@@ -28,6 +28,7 @@ from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.tensor_plans import Held, local_part
 from distdiag.probes.models.trained_models import Given, More, TrainingRecorder
+from distdiag.probes.models.wrappers import is_training
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.parity.batches import BatchFeed, Refusal, bytes_of
 from distdiag.probes.parity.functions import Functions
@@ -421,7 +422,7 @@ class ParityRecorder(TrainingRecorder):
             self._feed.note_evaluation()
         has_batches = self._feed.num_batches > 0
         is_begun = has_batches and (self._has_started or self._task.perturbation is None)
-        if is_begun or not module.training or not is_grad_enabled():
+        if is_begun or not is_training(module) or not is_grad_enabled():
             return
         name = self._models.name_of(module)
         if name is None:
@@ -447,7 +448,7 @@ class ParityRecorder(TrainingRecorder):
 
     @guarded
     def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
-        if self._is_in_backward or not is_grad_enabled() or not module.training:
+        if self._is_in_backward or not is_grad_enabled() or not is_training(module):
             return
         name = self._models.name_of(module)
         found = figures_of(output, self._feed.batch_size) if name is not None else None

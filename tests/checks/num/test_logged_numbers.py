@@ -234,6 +234,18 @@ class TestPredictions:
         learnt = predictions(40, every=16, **{**values, "cross_entropy": 0.9})
         assert findings(UnlearntPrediction, loss_view(learnt)) == []
 
+    @pytest.mark.parametrize("targets", [(0,) * 16, tuple(range(16, 32))])
+    def test_labels_that_are_places_among_candidates_have_no_frequencies(self, targets):
+        values = {"num_classes": 512, "entropy": 6.1, "cross_entropy": 5.9, "num_rows": 16}
+        whole = predictions(40, every=16, **values, targets=targets)
+        ragged = predictions(4, every=16, **{**values, "num_rows": 8}, targets=targets[:8])
+        assert findings(UnlearntPrediction, loss_view([*ragged, *whole])) == []
+        drawn = [
+            one_pass(16 * n, prediction=prediction(**values, targets=(n % 3, *targets[1:])))
+            for n in range(40)
+        ]
+        assert len(findings(UnlearntPrediction, loss_view(drawn))) == 1
+
     def test_a_rate_that_rises_is_a_warm_up(self):
         uniform = math.log(16)
         values = {"entropy": uniform, "cross_entropy": uniform, "targets": (0, 0, 0, 0, 1, 2)}
@@ -340,7 +352,8 @@ class TestTellingWarning:
 class TestMemoryGrowth:
     def test_a_steady_growth_that_will_not_suffice(self):
         (found,) = findings(
-            MemoryGrowth, MemoryView("host", {0: memory([500 + 4 * n for n in range(60)])})
+            MemoryGrowth,
+            MemoryView("host", {0: memory([500 + 4 * n for n in range(60)], num_graphs=50)}),
         )
         assert found.severity is Severity.WARNING
         assert "0.50 MiB with each step" in found.message
@@ -362,6 +375,18 @@ class TestMemoryGrowth:
     def test_a_limit_that_is_far_away_is_right(self):
         samples = memory([500 + 2 * n for n in range(60)], limit_mib=64_000)
         assert findings(MemoryGrowth, MemoryView("host", {0: samples})) == []
+
+    def test_what_a_program_collects_may_have_an_end(self):
+        samples = memory([500 + 4 * n for n in range(60)], num_graphs=2)
+        assert severities(MemoryGrowth, MemoryView("host", {0: samples})) == ["info"]
+
+    @pytest.mark.parametrize(
+        ("asked_mib", "expected"), [(900, []), (5000, ["warning"]), (0, ["warning"])]
+    )
+    def test_what_was_asked_for_at_once_may_be_filled(self, asked_mib, expected):
+        values = {"num_graphs": 50, "reserved_bytes": asked_mib << 20}
+        samples = memory([500 + 4 * n for n in range(60)], **values)
+        assert severities(MemoryGrowth, MemoryView("host", {0: samples})) == expected
 
     def test_the_first_pass_over_a_data_set_may_fill_a_cache(self):
         samples = memory([500 + 4 * n for n in range(60)], num_batches=480)

@@ -38,7 +38,7 @@ class Points(nn.Module):
 
 def batch(way: str) -> Tensor:
     match way:
-        case "eight":
+        case "eight" | "evaluated":
             return images(8)
         case "frozen":
             return images(2)
@@ -54,6 +54,14 @@ def freeze(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
+
+
+def evaluate(wrapped: nn.Module) -> None:
+    """Evaluate, and let what is inside the wrapper train again, as Lightning does."""
+    wrapped.eval()
+    with torch.no_grad():
+        wrapped(images(8))
+    wrapped.module.train()
 
 
 def main() -> None:
@@ -72,6 +80,8 @@ def main() -> None:
         freeze(model)
     wrapped = DistributedDataParallel(model)
     seed_everything(32 + dist.get_rank())
+    if args.way == "evaluated":
+        evaluate(wrapped)
     losses = []
     for _ in range(7):
         optimizer.zero_grad()
