@@ -16,6 +16,8 @@ from distdiag.record.user_code import is_user_file
 
 _MOST_TOLD: Final = 64
 _LONGEST_TEXT: Final = 500
+_HIDING: Final = "torch._logging._internal"
+"""The module whose `hide_warnings` puts a function of its own into the place of `showwarning`."""
 
 
 class ShownWarnings(Probe):
@@ -46,6 +48,8 @@ class ShownWarnings(Probe):
         text = str(warning.message)
         topic = next((name for name, part in WARNINGS.items() if part in text), "")
         is_caught = vars(warnings).get("_showwarnmsg_impl") is not self._shown_by
+        # While it compiles, torch reads attributes of any tensor, and hides what it is warned of.
+        is_caught |= getattr(warnings.showwarning, "__module__", "") == _HIDING
         if not topic or is_caught or len(self._told) >= _MOST_TOLD:
             return
         main_script = self.recorder.main_script

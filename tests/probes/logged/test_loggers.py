@@ -160,6 +160,17 @@ class TestWarnings:
             torch.randn(1).std()
         assert observed.events(Warned) == []
 
+    def test_what_torch_hides_while_it_compiles_is_not_the_programs(
+        self, observed: Observed
+    ) -> None:
+        made = torch.ones(1, requires_grad=True) * 2
+        hide, leaf = torch._logging.hide_warnings, torch._logging._internal.safe_grad_filter
+        with hide(leaf):
+            assert made.grad is None
+        assert observed.events(Warned) == []
+        assert made.grad is None
+        assert [event.topic for event in observed.events(Warned)] == ["gradient-of-no-leaf"]
+
     def test_other_warnings_are_left_alone(self, observed: Observed) -> None:
         warnings.warn("something else", stacklevel=1)
         assert observed.events(Warned) == []
