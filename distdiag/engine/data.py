@@ -256,6 +256,10 @@ class DataAligner(Aligner):
             yield ResumedPassView(before, {rank: by_rank[rank] for rank in before})
 
 
+_MOST_AHEAD: Final = 2
+"""So many batches a prefetcher takes before the first is trained on; those are not left out."""
+
+
 def _goes_on(before: EpochFed, after: EpochFed) -> bool:
     """Say whether a pass leaves out as many batches as one of such data had before it ended."""
     kinds = [(one.dataset, one.num_samples, one.sampler.chain) for one in (before, after)]
@@ -264,7 +268,7 @@ def _goes_on(before: EpochFed, after: EpochFed) -> bool:
         kinds[0] == kinds[1]
         and after.is_trained
         and after.sampler.num_skipped == 0
-        and num_skipped == before.num_batches > 0
+        and num_skipped == before.num_batches > _MOST_AHEAD
     )
 
 

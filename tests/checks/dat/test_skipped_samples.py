@@ -10,8 +10,8 @@ from tests.engine.aligned import aligned
 
 ORDER = [7, 3, 12, 9, 0, 5, 14, 1, 11, 2, 8, 6]
 ANEW = ORDER[::-1]
-BROKEN = {"is_complete": False, "num_batches": 2}
-RESUMED = {"stream": "Data 1 by DistributedSampler", "num_before_training": 3}
+BROKEN = {"is_complete": False, "num_batches": 3}
+RESUMED = {"stream": "Data 1 by DistributedSampler", "num_before_training": 4}
 
 
 def judged(first=ORDER, second=ANEW, *, broken=BROKEN, resumed=RESUMED):
@@ -26,7 +26,7 @@ def judged(first=ORDER, second=ANEW, *, broken=BROKEN, resumed=RESUMED):
 def test_batches_that_are_skipped_in_another_order():
     (finding,) = judged()
     assert (finding.ranks, finding.location.line) == (RankSet([0, 1]), 10)
-    assert "its first 2 batches are left out" in finding.message
+    assert "its first 3 batches are left out" in finding.message
     assert "7, 3, 12, 9, 0, 5, 14, 1" in finding.evidence[0].summary
 
 
@@ -36,11 +36,12 @@ def test_batches_that_are_skipped_in_another_order():
         {"second": ORDER},
         {"broken": {**BROKEN, "is_complete": True}},
         {"broken": {**BROKEN, "is_trained": False}},
-        {"broken": {**BROKEN, "num_batches": 3}},
+        {"broken": {**BROKEN, "num_batches": 4}},
+        {"broken": {**BROKEN, "num_batches": 2}, "resumed": {**RESUMED, "num_before_training": 3}},
         {"broken": {**BROKEN, "dataset": "Other"}},
         {"resumed": {**RESUMED, "num_before_training": 1}},
         {"resumed": {**RESUMED, "is_trained": False}},
-        {"resumed": {**RESUMED, "num_skipped": 2}},
+        {"resumed": {**RESUMED, "num_skipped": 3}},
     ],
     ids=str,
 )
