@@ -46,7 +46,7 @@ def test_clocks_are_compared_at_whatever_moments_they_were_read():
 def test_another_node_is_compared_with_those_before():
     clocks = (clock(0, 100.0), clock(1, 100.0), clock(0, 100.0), clock(1, 140.0))
     (finding,) = engine_of(*clocks, checks=[ClockSkew()]).findings
-    assert "40.0 s apart" in finding.message
+    assert "differ by 40.0 s" in finding.message
 
 
 def test_one_node_has_no_clock_to_compare():
