@@ -30,16 +30,18 @@ def module(path, *, shape=(4,), requires_grad=True):
 
 
 def neglected(*lives, paths=("a.0", "a.1", "a.2", "b"), ranks=2, **last):
-    """What is shown of modules that have these biases and counts at three steps."""
+    """What is shown of modules that have these biases and counts at some steps."""
     plans = [p for path in paths[:-1] for p in module(path)] + module(paths[-1], **last)
     by_rank = []
     for rank in range(ranks):
         held = []
         for biases, sums in lives:
             of_rank = biases(rank) if callable(biases) else biases
-            held += [MOVING, of_rank, [counts(each) if each else ZEROS for each in sums]]
+            weights = tuple(0.1 * number for number, _ in enumerate(sums))
+            held += [weights, of_rank, [counts(each) if each else ZEROS for each in sums]]
         by_rank.append(held)
-    made = aligned(WriteAligner, *run(by_rank, [plans] * ranks), checks=[NeglectedBuffer()])
+    events = run(by_rank, [plans] * ranks, steps=len(lives[0][1]))
+    made = aligned(WriteAligner, *events, checks=[NeglectedBuffer()])
     views = [view for view in made.views if isinstance(view, NeglectedBuffers)]
     return dict(views[-1].buffers) if views else {}, made.findings
 
@@ -55,6 +57,13 @@ def test_a_bias_that_stays_and_counts_that_grow_are_a_warning():
     assert finding.subjects == ("b.bias", "b.counts")
     assert "b.bias is not updated, b.counts is not reset in Net" in finding.message
     assert finding.message.endswith("at steps 0, 1, 2")
+
+
+def test_a_bias_that_comes_back_to_the_same_numbers_is_updated_all_the_same():
+    good = ((0.5, 0.6, 0.6, 0.5, 0.7, 0.8), CONSERVED * 2)
+    odd = ((0.5,) * 6, (*GROWING, 32.0, 40.0, 48.0))
+    buffers, _ = neglected(good, good, good, odd)
+    assert buffers == {"b.bias": Neglect.UPDATED, "b.counts": Neglect.RESET}
 
 
 def test_counts_that_others_set_back_before_the_step_are_reported():
