@@ -12,11 +12,11 @@ TIMEOUT_S = 100.0
 
 
 def cases() -> Iterator[object]:
-    """Every fix, and of each kind of bug one; in the long form everything, under torchrun, too."""
+    """Every fix, and one bug of each family and kind of hang; in the long form all, twice."""
     kinds = set()
     for entry in load_entries():
         expected = entry.expectation
-        kind = expected.hang_class or expected.codes[0]
+        kind = expected.hang_class or expected.families[0]
         is_slow = kind in kinds or expected.mode == "parity"
         kinds.add(kind)
         is_missed = pytest.mark.xfail(reason=expected.missed, strict=True)
