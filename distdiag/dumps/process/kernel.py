@@ -139,7 +139,13 @@ def read_blocked_call(pid: int, thread: int | None = None) -> BlockedCall:
 
 
 def _path_asked(pid: int, argument: int, arguments: str) -> str:
-    """Return the path that a call was given; "" where the memory of the process is not readable."""
+    """Return the path that a call was given; "" where the memory of the process is not readable.
+
+    Nor is it read while a thread is in uninterruptible sleep: that may hold the lock of the memory,
+    for which the reader would wait as long.
+    """
+    if any(_letter(pid, number) == _STUCK for number in _threads(pid)):
+        return ""
     values = [int(value, 16) for value in arguments.split()]
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
@@ -278,12 +284,16 @@ def _summary(main: Task, stuck: Sequence[Task], children: Sequence[Task]) -> str
 
 def _stuck_threads(pid: int) -> list[Task]:
     """Return the threads beside the main thread that are in uninterruptible sleep."""
+    others = [number for number in _threads(pid) if number != pid]
+    return [Task(pid, number) for number in others if _letter(pid, number) == _STUCK]
+
+
+def _threads(pid: int) -> list[int]:
     try:
         numbers = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
-    others = [number for number in numbers[:MOST_THREADS] if number != pid]
-    return [Task(pid, number) for number in others if _letter(pid, number) == _STUCK]
+    return numbers[:MOST_THREADS]
 
 
 def _letter(pid: int, thread: int) -> str:

@@ -52,6 +52,27 @@ def test_the_opening_of_a_pipe_that_nobody_writes_names_the_pipe(tmp_path, way):
     assert observed.values["blocked_on"] == str(tmp_path / "samples")
 
 
+def test_no_memory_is_read_beside_a_thread_that_may_hold_its_lock(tmp_path):
+    os.mkfifo(tmp_path / "samples")
+    code = (
+        "import ctypes, os, threading, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "def wait():\n"
+        "    if not libc.vfork():\n"  # the parent's thread is in uninterruptible sleep meanwhile
+        "        libc.sleep(100)\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
+        "time.sleep(0.2)\n"
+    )
+    with running(code + READY + f"os.open({str(tmp_path / 'samples')!r}, os.O_RDONLY)") as process:
+        observed = until(
+            lambda: look(process),
+            lambda seen: (
+                "uninterruptible_threads" in seen.values and seen.values.get("syscall") == "openat"
+            ),
+        )
+    assert "blocked_on" not in observed.values
+
+
 def test_a_lock_on_a_file_names_the_file_and_its_file_system(tmp_path):
     path = tmp_path / "extensions.lock"
     code = (
