@@ -76,7 +76,7 @@ class Rendezvous:
 
     def wait(self, timeout_s: float) -> None:
         """Wait for it, but only if there is a store by which it can come."""
-        if self._store is not None:
+        if self._store is not None or (_is_torch_ready() and _launcher_has_store()):
             self._done.wait(timeout_s)
 
     def _pass_on(self) -> None:
@@ -109,14 +109,13 @@ def _open_store() -> Store | None:
     script's own connection is left alone, since a long wait on it would keep everybody waiting.
     torch is left for the script to import.
     """
-    spec = getattr(sys.modules.get(_C10D), "__spec__", None)
-    if spec is None or getattr(spec, "_initializing", False):
+    if not _is_torch_ready():
         return None
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed import distributed_c10d
 
     base: Untyped  # torch's own types do not know that values may be bytes
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if _launcher_has_store():
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         base = TCPStore(host, port, None, False, PATIENCE, wait_for_workers=False)
     elif distributed_c10d.is_initialized():
@@ -126,3 +125,12 @@ def _open_store() -> Store | None:
         return None
     store: Store = base
     return store
+
+
+def _is_torch_ready() -> bool:
+    spec = getattr(sys.modules.get(_C10D), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+def _launcher_has_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -125,12 +125,16 @@ def test_what_somebody_else_has_written_into_the_store_is_reported(tmp_path, sto
 
 
 def test_a_rank_that_raised_waits_for_the_address_if_it_can_come(tmp_path, store):
-    passing = [Passing(tmp_path / str(rank), launch(rank)) for rank in (0, 2)]
-    time.sleep(0.5)
-    passing[0].run_dir.reporter.write_bytes(msgspec.json.encode(ADDRESS))
-    passing[1].point.wait(20)
-    assert read_reporter_address(passing[1].run_dir) == ADDRESS
-    passing[0].thread.join(20)
+    # It may not have come to the store yet.
+    passing = [Passing(tmp_path / str(rank), launch(rank)) for rank in (2, 0)]
+    late = threading.Timer(
+        0.5, passing[1].run_dir.reporter.write_bytes, [msgspec.json.encode(ADDRESS)]
+    )
+    late.start()
+    passing[0].point.wait(60)
+    assert read_reporter_address(passing[0].run_dir) == ADDRESS
+    for each in (late, passing[1].thread):
+        each.join(20)
 
 
 def test_nobody_waits_where_there_is_no_store(tmp_path):
