@@ -396,12 +396,27 @@ def test_healthy():
     value = torch.ones(2)
     dist.all_reduce(value)
     assert value.tolist() == [2.0, 2.0]
+
+MET = os.path.join(os.path.dirname(__file__), "met")
+init_process_group = dist.init_process_group
+
+def late(*args, **kwargs):
+    init_process_group(*args, **kwargs)
+    if dist.get_rank() == 0 and "all_have_met" in os.environ["PYTEST_CURRENT_TEST"]:
+        time.sleep(0.5)
+        open(MET, "a").close()
+
+dist.init_process_group = late
+
+def test_begins_when_all_have_met():
+    note()
+    assert os.path.exists(MET)
 """
 
 
 def test_no_test_spoils_the_next_one_of_its_module_and_reports_are_kept(run, pytester):
     result = run(REUSE, "--distdiag-report-dir", "kept")
-    result.assert_outcomes(passed=1, failed=4)
+    result.assert_outcomes(passed=2, failed=4)
     result.stdout.fnmatch_lines(
         [
             "FAILED*test_fails* - rank 0: *",
@@ -412,7 +427,7 @@ def test_no_test_spoils_the_next_one_of_its_module_and_reports_are_kept(run, pyt
     )
     # All were forked from one process, and each was a process of its own.
     lines = (pytester.path / "processes").read_text().splitlines()
-    assert len(lines) == len(set(lines)) == 10
+    assert len(lines) == len(set(lines)) == 12
     assert len({line.split()[0] for line in lines}) == 1
     kept = {path.name: path for path in (pytester.path / "kept").iterdir()}
     names = ("fails", "hangs", "is_killed", "leaves_a_collective_open")

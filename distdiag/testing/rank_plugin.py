@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Generator
 from contextlib import suppress
 from datetime import timedelta
@@ -21,6 +22,8 @@ NAME = "distdiag-rank"
 
 GROUP_PATIENCE_S: Final = 60.0
 """The process group waits so much longer than the whole test may take."""
+POLL_S: Final = 0.005
+"""How often a rank looks whether the others have come: seldom more than ten times."""
 
 
 class RankPlugin:
@@ -67,7 +70,18 @@ class RankPlugin:
         timeout = timedelta(seconds=self.plan.timeout + GROUP_PATIENCE_S)
         dist.init_process_group(self.plan.backend, timeout=timeout)
         self._folder.began(self.rank).touch()
+        self._wait_for_the_others()
         return (yield)
+
+    def _wait_for_the_others(self) -> None:
+        """Begin when all have met: one that has ended by then would refuse who still connects.
+
+        Should one not come, the parent ends the others.
+        """
+        deadline = time.monotonic() + self.plan.timeout
+        ranks = range(self.plan.world_size)
+        while time.monotonic() < deadline and not all(self._folder.began(r).exists() for r in ranks):
+            time.sleep(POLL_S)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, None, None]:
