@@ -4,14 +4,16 @@ Importing torch takes a rank some two seconds of a core, often longer than what 
 `start` takes the place of `torchrun --standalone` for programs that do not look at how they were
 started: each rank gets the arguments, environment, folder, streams and `__main__` of a process of
 its own, and nothing of it has run before. What a launcher does is in a process of its own too, the
-parent of the ranks. `stand_in` is a `sys.executable` for code that runs torchrun by itself. Tests
-of how ranks are started and ended run the real one.
+parent of the ranks. So are the guard and the monitor that a rank starts, which are forked from a
+process that has imported them. `stand_in` is a `sys.executable` for code that runs torchrun by
+itself. Tests of how ranks are started and ended run the real one.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -29,6 +31,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from itertools import chain
 from pathlib import Path
@@ -50,10 +53,12 @@ PRELOADED = (
     "distdiag.cli.analyze",
     "distdiag.cli.parity",
     "distdiag.cli.report",
+    "distdiag.monitor.guard",
+    "distdiag.monitor.monitor",
 )
 """What most programs import, or the first optimizer does, and the commands of many tests. The agent
 then finds there what else it would see being imported, as in a program that attaches late."""
-WALKED = ("distdiag.checks", "distdiag.probes")
+WALKED = ("distdiag.checks", "distdiag.probes", "distdiag.engine", "distdiag.monitor")
 """The packages of which all modules are."""
 PRELOADED_FOR = {
     "accelerate": ("accelerate",),
@@ -134,7 +139,7 @@ class _Server:
         }
         with listening:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, str(listening.fileno())],
+                [sys.executable, "-c", _SERVE, str(listening.fileno()), self.address[1:]],
                 env=os.environ | own,
                 stdin=subprocess.PIPE,  # it ends when nobody holds the other side any more
                 stdout=subprocess.DEVNULL,  # some libraries say that they are imported
@@ -264,12 +269,14 @@ def serve() -> tuple[CodeType, dict[str, Any]]:
     """
     _prepare()
     requests: Any = socket.socket(fileno=int(sys.argv[1]))
+    monitor_process: Any = sys.modules["distdiag.agent.monitor_process"]
+    monitor_process.run_guard = partial(_run_guard, f"\0{sys.argv[2]}")
     copies: dict[tuple[str, ...], socket.socket] = {}
     is_copy = False
     while requests in select.select([requests, 0], [], [])[0]:
         message, streams, client = _next_request(requests, is_copy)
         request = json.loads(message)
-        libraries = () if is_copy else _libraries_of(request)
+        libraries = () if is_copy or "guard" in request else _libraries_of(request)
         if libraries and libraries not in copies:
             copies[libraries], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork() == 0:
@@ -279,6 +286,8 @@ def serve() -> tuple[CodeType, dict[str, Any]]:
             socket.send_fds(copies[libraries], [message], [*streams, client.fileno()])
         elif not libraries and os.fork() == 0:
             requests.close()
+            if "guard" in request:
+                _be_guard(request, streams[0], client)
             return _launch(request, streams, client)
         client.close()
         for descriptor in streams:
@@ -304,6 +313,8 @@ def _import(names: Iterable[str]) -> None:
     tasks = os.listdir("/proc/self/task")
     if len(tasks) != 1:
         raise RuntimeError(f"{len(tasks)} threads: what is forked would lack all but one")
+    # Otherwise each of them would soon walk over all of this, which copies it.
+    gc.collect()
 
 
 def _libraries_of(request: Mapping[str, Any]) -> tuple[str, ...]:
@@ -334,12 +345,7 @@ def _launch(
 ) -> tuple[CodeType, dict[str, Any]]:
     """Be the launcher, which never returns, and return in its ranks."""
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for target, source in enumerate(streams):
-        os.dup2(source, target)
-        os.close(source)
-    _set_environment(request["environ"])
-    os.chdir(request["folder"])
+    _be_as_asked(request, streams)
     sys.executable = request["executable"]
     nproc, failures = request["nproc"], tempfile.mkdtemp(prefix="forked-")
     listening = socket.create_server(("127.0.0.1", 0))
@@ -366,6 +372,64 @@ def _launch(
         with suppress(OSError):
             client.send(str(status).encode())
         os._exit(status & 0xFF)
+
+
+def _run_guard(address: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Have guard and monitor forked, in the place of `distdiag.agent.monitor_process.run_guard`."""
+    request = {
+        "guard": list(arguments),
+        "rank": os.getpid(),
+        "environ": dict(environ),
+        "folder": os.getcwd(),
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(address)
+        socket.send_fds(client, [json.dumps(request).encode()], [2])
+        if not client.recv(_MOST_BYTES):
+            raise OSError("it was not forked")
+
+
+def _be_guard(request: Mapping[str, Any], stream: int, client: socket.socket) -> NoReturn:
+    """Be what runs `distdiag.monitor.guard`; its monitor is forked where it would be spawned."""
+    from distdiag.monitor import guard
+
+    os.setsid()
+    _be_as_asked(request, [os.open(os.devnull, os.O_RDONLY), stream, os.dup(stream)])
+    intermediate = os.fork()
+    if intermediate:
+        client.send(str(os.waitpid(intermediate, 0)[1]).encode())
+        os._exit(0)
+    client.close()
+    # What the rank is a child of holds the other ranks.
+    os.getppid = lambda: request["rank"]  # type: ignore[assignment]
+    os.posix_spawn = partial(_fork_monitor, os.posix_spawn)  # type: ignore[assignment]
+    os._exit(guard.main(request["guard"]))
+
+
+def _fork_monitor(spawn: Any, path: str, command: Sequence[str], environ: object) -> int:
+    """Take the place of `spawn` in a guard; the environment is the guard's own."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.posix_spawn = spawn
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # one was that of the listing
+            if not os.get_inheritable(descriptor):
+                os.close(descriptor)
+    try:
+        gc.freeze()  # as above: a monitor looks for no objects
+        exec(*_main_of(command[2:]))
+    finally:
+        leave(sys.exc_info()[1])
+
+
+def _be_as_asked(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for target, source in enumerate(streams):
+        os.dup2(source, target)
+        os.close(source)
+    _set_environment(request["environ"])
+    os.chdir(request["folder"])
 
 
 def leave(error: BaseException | None) -> NoReturn:

@@ -5,7 +5,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -91,29 +91,11 @@ class MonitorProcess:
                 self._spawn(reason)
 
     def _spawn(self, *reason: str) -> None:
-        # -I -S: the guard needs nothing but Python itself, which is then there twice as fast.
         # -P: a file of the user named like a module of Python must not get in the way.
-        command = [
-            *(sys.executable, "-I", "-S", str(_GUARD), str(self._run_dir.monitor_pids)),
-            *(sys.executable, "-P", "-m", "distdiag.monitor"),
-            *(str(self._run_dir.root), str(self._run_dir.attempt), *reason),
-        ]
+        monitor = (sys.executable, "-P", "-m", "distdiag.monitor")
+        told = (str(self._run_dir.root), str(self._run_dir.attempt), *reason)
         with _no_subreaper():
-            intermediate = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                stderr=2,
-                start_new_session=True,
-                env=_environment(os.environ),
-            )
-            _wait_for_end(intermediate.pid)
-            try:
-                intermediate.wait(START_S)
-            except subprocess.TimeoutExpired:
-                intermediate.kill()
-                intermediate.wait()
-                raise TimeoutError(f"it has not begun within {START_S:.0f} s") from None
+            run_guard((str(self._run_dir.monitor_pids), *monitor, *told), _environment(os.environ))
 
     def _pids(self) -> tuple[Pid, ...]:
         """Return the guard and the monitor as the guard wrote them down."""
@@ -144,6 +126,31 @@ class MonitorProcess:
                     self._tracer = pid.number
                     _prctl(_PR_SET_PTRACER, self._tracer)
                 return
+
+
+def run_guard(arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Run `distdiag.monitor.guard` until it has left a guard behind.
+
+    Raises:
+        OSError: it cannot be started, or takes too long.
+
+    """
+    intermediate = subprocess.Popen(
+        # -I -S: the guard needs nothing but Python itself, which is then there twice as fast.
+        [sys.executable, "-I", "-S", str(_GUARD), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        stderr=2,
+        start_new_session=True,
+        env=environ,
+    )
+    _wait_for_end(intermediate.pid)
+    try:
+        intermediate.wait(START_S)
+    except subprocess.TimeoutExpired:
+        intermediate.kill()
+        intermediate.wait()
+        raise TimeoutError(f"it has not begun within {START_S:.0f} s") from None
 
 
 @contextmanager

@@ -79,8 +79,8 @@ class RankPlugin:
         Should one not come, the parent ends the others.
         """
         deadline = time.monotonic() + self.plan.timeout
-        ranks = range(self.plan.world_size)
-        while time.monotonic() < deadline and not all(self._folder.began(r).exists() for r in ranks):
+        marks = [self._folder.began(rank) for rank in range(self.plan.world_size)]
+        while time.monotonic() < deadline and not all(mark.exists() for mark in marks):
             time.sleep(POLL_S)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
