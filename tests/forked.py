@@ -214,7 +214,7 @@ def run(
 
 
 def stand_in() -> str:
-    """Return an executable that is Python, but forks pytest and the ranks of torchrun."""
+    """Return an executable that is Python, but forks pytest, our commands and torchrun's ranks."""
     return str(_server().stand_in)
 
 
@@ -225,6 +225,8 @@ def run_instead(executable: str, address: str, arguments: list[str]) -> NoReturn
         command, nproc = arguments[5:], int(arguments[4])
     elif arguments[:1] == ["-mpytest"]:
         command = ["-m", "pytest", *arguments[1:]]
+    elif arguments[:2] == ["-m", "distdiag.cli"]:
+        executable = os.path.abspath(sys.argv[0])  # what it launches is forked, too
     else:
         os.execv(executable, [executable, *arguments])
     request = {

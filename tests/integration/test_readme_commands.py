@@ -80,7 +80,11 @@ def test_the_readme_has_a_program_here_for_each_of_its_launchers() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("launcher", PROGRAMS)
+@pytest.mark.parametrize(
+    "launcher",
+    # DeepSpeed takes ten seconds of a core to be imported by all who do so here.
+    [pytest.param(each, marks=[pytest.mark.slow] * (each == "DeepSpeed")) for each in PROGRAMS],
+)
 def test_a_launcher_of_the_readme_has_all_its_ranks_observed(launcher: str, tmp_path: Path) -> None:
     text = (LAUNCHED / f"{PROGRAMS[launcher]}.py").read_text()
     assert_all_observed(run(tmp_path, ROWS[launcher], text))
@@ -94,6 +98,7 @@ def test_a_script_attaches_with_the_lines_of_the_readme(tmp_path: Path) -> None:
     assert_all_observed(run(tmp_path, command, text))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_all_ranks_of_lightning_are_observed_under_torchrun(tmp_path: Path) -> None:
     assert_all_observed(run(tmp_path, ROWS["torchrun"], (LAUNCHED / "lit.py").read_text()))

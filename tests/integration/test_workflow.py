@@ -2,10 +2,10 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 from distdiag.reports import read_report
+from tests import forked
 from tests.integration.launch import run_command
 from tests.reports.sarif_model import read_log
 
@@ -32,7 +32,7 @@ def test_a_new_finding_fails_a_workflow_and_a_known_one_does_not(tmp_path: Path)
         "GITHUB_STEP_SUMMARY": str(summary),
     }
     # Annotations come on stderr: one stream keeps them beside the steps.
-    command = ["bash", "-c", f"./steps.sh {sys.executable} 2>&1"]
+    command = ["bash", "-c", f"./steps.sh {forked.stand_in()} 2>&1"]
     outcome = run_command(command, tmp_path, environ)
     steps = steps_of(outcome.stdout)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -10,39 +12,44 @@ from torch import nn
 
 from distdiag.events.lifecycle import ProbeDisabled, StepEnd, Unobserved
 from distdiag.probes.base import Patches
+from distdiag.probes.catalogue import find_probes
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import ddp
 
 pytestmark = pytest.mark.usefixtures("fake_group")
 
 
-def _wrapped(observed: Observed) -> list[tuple[Any, str]]:
-    observed.install()
-    found = [each for probe in observed.probes for each in probe._patches.wrapped]
-    observed.uninstall()
+def _wrapped(observed: Observed) -> dict[tuple[int, str], tuple[Any, str, set[str]]]:
+    """Return owner and name of each attribute that is wrapped, and the probes that do so."""
+    found: dict[tuple[int, str], tuple[Any, str, set[str]]] = {}
+    for spec in find_probes():
+        if sys.modules.keys() >= set(spec.needs):
+            observed.install(spec.name)
+            for owner, name in chain(*(probe._patches.wrapped for probe in observed.probes)):
+                found.setdefault((id(owner), name), (owner, name, set()))[2].add(spec.name)
+            observed.uninstall()
     return found
 
 
 def test_each_costs_what_is_seen_through_it(
     observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = {(id(owner), name): (owner, name) for owner, name in _wrapped(observed)}
     torch_only = [
-        (owner, name)
-        for owner, name in every.values()
+        (owner, name, probes)
+        for owner, name, probes in _wrapped(observed).values()
         if str(getattr(owner, "__module__", None) or owner.__name__).startswith("torch")
         and getattr(owner, "__name__", "") not in _OF_THE_TAP
     ]
     assert len(torch_only) > 40
 
-    for owner, name in torch_only:
+    for owner, name, probes in torch_only:
         with monkeypatch.context() as patch:
             try:
                 patch.delattr(owner, name)
             except (AttributeError, TypeError):
                 continue  # added by the probe itself, or a class of C
             before = len(observed.events(ProbeDisabled))
-            observed.install()
+            observed.install(*probes)
             observed.uninstall()
             lost = observed.events(ProbeDisabled)[before:]
             assert lost == [], (owner, name)
