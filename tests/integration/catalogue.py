@@ -1,7 +1,6 @@
 """The correct programs: on each of them distdiag must be silent and change nothing."""
 
 import importlib.util
-from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -160,11 +159,10 @@ PROGRAMS = (
 )
 
 
-def program_parameters(quick: Collection[str] = ()) -> list[object]:
+def program_parameters() -> list[object]:
     """Return each program with its launcher as pytest parameters.
 
-    The quick form forks the ranks of all programs, or of those in `quick`; the long one runs all of
-    them under torchrun, too.
+    The quick form forks the ranks of all programs; the long one runs them under torchrun, too.
     """
     return [
         pytest.param(
@@ -172,5 +170,4 @@ def program_parameters(quick: Collection[str] = ()) -> list[object]:
         )
         for launcher, slow in (("forked", []), ("torchrun", [pytest.mark.slow]))
         for program in PROGRAMS
-        if slow or not quick or program.name in quick
     ]

@@ -2,18 +2,7 @@
 
 from pathlib import Path
 
-import msgspec
-
-from tests.integration.launch import Outcome
-
-__all__ = ["Recorded", "read_records"]
-
-
-class Recorded(msgspec.Struct, frozen=True):
-    """A run and the records of its ranks: `{"rank0": "...", "rank1": "..."}`."""
-
-    outcome: Outcome
-    records: dict[str, str]
+__all__ = ["read_records"]
 
 
 def read_records(out: Path) -> dict[str, str]:
