@@ -82,8 +82,11 @@ def test_the_readme_has_a_program_here_for_each_of_its_launchers() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "launcher",
-    # DeepSpeed takes ten seconds of a core to be imported by all who do so here.
-    [pytest.param(each, marks=[pytest.mark.slow] * (each == "DeepSpeed")) for each in PROGRAMS],
+    # The others take ten seconds of a core and more to be imported by all who do so here.
+    [
+        pytest.param(each, marks=[pytest.mark.slow] * (each in ("accelerate", "DeepSpeed")))
+        for each in PROGRAMS
+    ],
 )
 def test_a_launcher_of_the_readme_has_all_its_ranks_observed(launcher: str, tmp_path: Path) -> None:
     text = (LAUNCHED / f"{PROGRAMS[launcher]}.py").read_text()

@@ -1,12 +1,11 @@
 """The trace of a run on real ranks, and a trace of torch's profiler on the same time."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.integration.launch import REPOSITORY, run_command
+from tests import forked
+from tests.integration.launch import run_command
 
 SCRIPT = Path(__file__).parent / "workflow" / "profiled.py"
 LINES = SCRIPT.read_text().splitlines()
@@ -14,7 +13,7 @@ LINE = 1 + LINES.index("        dist.all_reduce(torch.ones(1))")
 
 
 def test_what_was_recorded_lies_where_the_profiler_saw_it(tmp_path: Path) -> None:
-    check = [sys.executable, "-m", "distdiag.cli", "check", "--report", "perfetto", str(SCRIPT)]
+    check = [forked.stand_in(), "-m", "distdiag.cli", "check", "--report", "perfetto", str(SCRIPT)]
     outcome = run_command(check, tmp_path)
     assert outcome.exit_status == 0, outcome.describe()
     (run_dir,) = (tmp_path / "distdiag-runs").glob("2*")
@@ -54,12 +53,8 @@ def merge(run_dir: Path, folder: Path) -> dict[str, Any]:
     """Return the trace of a run with those of the profiler, which lie in a folder."""
     traces = [folder / "profile-0.json", folder / "profile-1.json.gz"]
     options = [word for trace in traces for word in ("--trace", str(trace))]
-    done = subprocess.run(
-        [sys.executable, "-m", "distdiag.cli", "report", run_dir, "--format", "perfetto", *options],
-        cwd=REPOSITORY,
-        capture_output=True,
-        check=True,
-        timeout=100,
-    )
+    words = ["report", str(run_dir), "--format", "perfetto", *options]
+    done = forked.run(["-m", "distdiag.cli", *words], timeout=100)
+    assert done.returncode == 0, done.stderr
     merged: dict[str, Any] = json.loads(done.stdout)
     return merged
