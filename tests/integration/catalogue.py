@@ -162,12 +162,15 @@ PROGRAMS = (
 def program_parameters() -> list[object]:
     """Return each program with its launcher as pytest parameters.
 
-    The quick form forks the ranks of all programs; the long one runs them under torchrun, too.
+    The quick form forks the ranks of one way of each program. The long one forks those of all ways,
+    and runs all under torchrun, too.
     """
-    return [
-        pytest.param(
-            program, launcher, id=f"{program.label}-{launcher}", marks=program.marks + slow
-        )
-        for launcher, slow in (("forked", []), ("torchrun", [pytest.mark.slow]))
-        for program in PROGRAMS
-    ]
+    found: list[object] = []
+    names: set[str] = set()
+    for program in PROGRAMS:
+        for launcher, is_slow in (("forked", program.name in names), ("torchrun", True)):
+            marks = program.marks + [pytest.mark.slow] * is_slow
+            label = f"{program.label}-{launcher}"
+            found.append(pytest.param(program, launcher, id=label, marks=marks))
+        names.add(program.name)
+    return found
