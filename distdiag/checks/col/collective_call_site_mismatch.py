@@ -17,7 +17,7 @@ from distdiag.checks.shared.explanations import (
     lagging_ranks,
     unexplained,
 )
-from distdiag.events.collectives import Collective
+from distdiag.events.collectives import Collective, stands_in
 from distdiag.findings.descriptions import at, call_location, call_phrase
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.alignment import CollectiveView
@@ -88,7 +88,8 @@ class CollectiveCallSiteMismatch(CallMismatch):
 
     def _differing_lines(self, alignment: CollectiveView) -> Iterator[Finding]:
         groups = groups_by_place(alignment)
-        if len(groups) < 2 or explain(alignment) is not None:
+        own = [group for group in groups if not stands_in(alignment.by_rank[min(group)].site)]
+        if len(own) < 2 or explain(alignment) is not None:
             return
         lagging = lagging_ranks(alignment)
         verdict = blame(alignment, groups)

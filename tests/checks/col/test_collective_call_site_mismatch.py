@@ -1,9 +1,10 @@
 import pytest
 
 from distdiag.checks.col.collective_call_site_mismatch import CollectiveCallSiteMismatch
+from distdiag.events.base import CallSite, Frame
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import Job, Program, plain_site
+from tests.checks.streams import TORCH, Job, Program, plain_site
 from tests.checks.verdicts import findings, serious
 
 GATHER = "all_gather_into_tensor"
@@ -72,6 +73,28 @@ def take_turns(num_ranks, num_turns):
 @pytest.mark.parametrize("seq_id", range(8))
 def test_ranks_that_take_turns_at_sending_are_no_more_than_a_note(num_ranks, seq_id):
     assert not serious(take_turns(num_ranks, 8).alignment(seq_id))
+
+
+def join_site(line):
+    """The call site of what `Join` calls at its exit, on a rank that has no more inputs."""
+    join = Frame("/torch/distributed/algorithms/join.py", 300, "__exit__", user=False)
+    return CallSite((TORCH, join, Frame("train.py", line, "main")))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_what_join_calls_for_a_rank_that_is_done_has_no_line_of_its_own(num_ranks):
+    job = Job(num_ranks)
+    for rank in job.world:
+        job.call(rank, join_site(20) if rank == 1 else plain_site(22))
+    assert not findings(CollectiveCallSiteMismatch, job.alignment())
+
+
+def test_the_lines_of_the_ranks_that_have_inputs_are_compared_within_join():
+    job = Job(3)
+    for rank, site in enumerate((plain_site(22), join_site(20), plain_site(24))):
+        job.call(rank, site)
+    (finding,) = findings(CollectiveCallSiteMismatch, job.alignment())
+    assert finding.grade is Grade.NOTE
 
 
 CORRECT = {
