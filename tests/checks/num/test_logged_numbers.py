@@ -122,8 +122,14 @@ class TestFlatLoss:
     def test_a_loss_that_stands_still_is_reported_since_it_does(self):
         passes = [one_pass(n, 3.0 - n / 100) for n in range(20)]
         passes += [one_pass(n, 2.302585) for n in range(20, 60)]
-        (found,) = findings(FlatLoss, loss_view(passes))
+        (found,) = findings(FlatLoss, loss_view(passes, varied=[0]))
         assert (found.severity, found.step) == (Severity.WARNING, 20)
+
+    def test_a_loss_of_what_may_be_one_batch_has_been_learnt_or_is_a_note(self):
+        passes = [one_pass(n, 2.302585) for n in range(60)]
+        (found,) = findings(FlatLoss, loss_view(passes))
+        assert found.severity is Severity.INFO
+        assert "no model is known to get other batches" in found.message
 
     @pytest.mark.parametrize(
         "passes",
@@ -139,7 +145,7 @@ class TestFlatLoss:
         ],
     )
     def test_few_steps_zero_nan_no_rate_and_half_precision_are_right(self, passes):
-        assert findings(FlatLoss, loss_view(passes)) == []
+        assert findings(FlatLoss, loss_view(passes, varied=[0])) == []
 
 
 class TestZeroKl:
