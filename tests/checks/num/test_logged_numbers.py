@@ -188,9 +188,12 @@ class TestStaleRollout:
             [0.1 + 0.03 * n for n in range(9)],
             [0.0, 0.05, 0.1, 0.15, 0.2, 0.25],
             [0.0] + [0.03 * n for n in range(1, 8)] + [0.0],
+            [0.005 * (n % 16) for n in range(4 * 16 - 2)],
         ],
     )
-    def test_rounding_a_constant_lag_and_few_rollouts_are_right(self, deviations):
+    def test_rounding_a_constant_lag_few_rollouts_and_draws_in_each_pass_are_right(
+        self, deviations
+    ):
         assert findings(StaleRollout, loss_view(rollouts(*deviations))) == []
 
     def test_a_logged_ratio_that_drifts_is_reported(self):
