@@ -1,6 +1,7 @@
 """COL007: ranks call the same collective for different modules, or from different lines."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.col.mismatch import CallMismatch, each_group
 from distdiag.checks.shared.culprits import (
@@ -22,6 +23,8 @@ from distdiag.findings.descriptions import at, call_location, call_phrase
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import Aspect, clean_module, contradiction
+
+_NO_MODULE: Final = "?"
 
 
 class CollectiveCallSiteMismatch(CallMismatch):
@@ -92,6 +95,9 @@ class CollectiveCallSiteMismatch(CallMismatch):
         if len(own) < 2 or explain(alignment) is not None:
             return
         lagging = lagging_ranks(alignment)
+        modules = {_module(alignment.by_rank[min(group)]) for group in own}
+        if not lagging and len(modules) == 1 and modules != {_NO_MODULE}:
+            return  # these are shards of one module, whichever branch calls it
         verdict = blame(alignment, groups)
         ranks = lagging or verdict.culprits
         lines = ", ".join(
@@ -114,4 +120,4 @@ class CollectiveCallSiteMismatch(CallMismatch):
 
 
 def _module(call: Collective) -> str:
-    return clean_module(call.site.module) or "?"
+    return clean_module(call.site.module) or _NO_MODULE

@@ -27,6 +27,13 @@ def test_the_one_rank_of_four_in_another_module_is_named_with_proof():
     assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
 
 
+def test_shards_of_one_module_may_be_gathered_from_either_branch():
+    job = Job()
+    for rank, line in enumerate((10, 12)):
+        job.call(rank, plain_site(line, module=("_orig_mod." * rank) + "image"), GATHER)
+    assert not findings(CollectiveCallSiteMismatch, job.alignment())
+
+
 def test_a_rank_that_lags_by_a_call_of_its_own_is_likely_wrong():
     job = Job()
     for line in (10, 20, 21):
