@@ -15,6 +15,7 @@ from distdiag.checks.shared.culprits import (
 from distdiag.checks.shared.explanations import (
     explain,
     groups_by_place,
+    is_by_role,
     lagging_ranks,
     unexplained,
 )
@@ -25,6 +26,12 @@ from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import Aspect, clean_module, contradiction
 
 _NO_MODULE: Final = "?"
+_OF_LINES: Final = (
+    "Ranks pair collectives by their order alone, and these calls agree in kind and size. If the "
+    "lines are not meant for each other, the results are mixed, and nothing fails."
+)
+_IF_MEANT: Final = "Nothing, if these lines belong together. Else:"
+"""What is said where only lines differ."""
 
 
 class CollectiveCallSiteMismatch(CallMismatch):
@@ -96,8 +103,9 @@ class CollectiveCallSiteMismatch(CallMismatch):
             return
         lagging = lagging_ranks(alignment)
         modules = {_module(alignment.by_rank[min(group)]) for group in own}
-        if not lagging and len(modules) == 1 and modules != {_NO_MODULE}:
-            return  # these are shards of one module, whichever branch calls it
+        is_of_one = len(modules) == 1 and modules != {_NO_MODULE}
+        if not lagging and (is_of_one or is_by_role(alignment)):
+            return  # the shards of one module from whichever branch, or a root and its receivers
         verdict = blame(alignment, groups)
         ranks = lagging or verdict.culprits
         lines = ", ".join(
@@ -116,6 +124,8 @@ class CollectiveCallSiteMismatch(CallMismatch):
             grade=Grade.LIKELY if is_sure else Grade.NOTE,
             confidence=0.7 if is_sure else 0.2,
             evidence=group_evidence(alignment, groups, call_phrase),
+            why=self.why if is_sure else _OF_LINES,
+            fix=self.fix if is_sure else f"{_IF_MEANT} {self.fix}",
         )
 
 

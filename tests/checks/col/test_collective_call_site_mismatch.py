@@ -4,7 +4,7 @@ from distdiag.checks.col.collective_call_site_mismatch import CollectiveCallSite
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import TORCH, Job, Program, plain_site
+from tests.checks.streams import TORCH, Job, Program, plain_site, signature
 from tests.checks.verdicts import findings, serious
 
 GATHER = "all_gather_into_tensor"
@@ -153,3 +153,32 @@ def test_the_same_place_is_silent():
     job = Job(4)
     job.every()
     assert not findings(CollectiveCallSiteMismatch, job.alignment())
+
+
+ROLES = """
+    def main():
+        if rank == 0:
+            dist.broadcast(values, 0)
+        else:
+            dist.broadcast(empty, 0)
+    """
+
+
+@pytest.mark.parametrize(
+    ("op", "root", "is_silent"),
+    [
+        ("broadcast", 0, True),
+        ("scatter", 0, True),
+        ("broadcast", 1, False),
+        ("all_reduce", None, False),
+    ],
+)
+def test_a_root_and_its_receivers_may_call_from_two_branches(op, root, is_silent, tmp_path):
+    p = Program(tmp_path, ROLES)
+    job = Job(3)
+    for rank in job.world:
+        site = p.site("(values" if rank == 0 else "(empty")
+        job.call(rank, site, sign=signature(op, root=root))
+    found = findings(CollectiveCallSiteMismatch, job.alignment())
+    assert [finding.grade for finding in found] == [Grade.NOTE] * (not is_silent)
+    assert all(finding.fix.startswith("Nothing") for finding in found)
