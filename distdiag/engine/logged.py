@@ -10,7 +10,7 @@ from typing import Any, Final
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.bounded import Recent
 from distdiag.events.base import CallSite, Event
-from distdiag.events.data import EpochFed
+from distdiag.events.data import EpochFed, ModelFed
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.logged import NOWHERE, CodesChosen, Logged, LossNumbers, MemoryUse, Warned
 from distdiag.events.models import ModelPlan, Moment
@@ -65,7 +65,7 @@ class _Pace:
 class NumbersAligner(Aligner):
     """Shows what is logged, and the passes from each line, when they have doubled."""
 
-    needs = (Logged, LossNumbers, ProbeDisabled)
+    needs = (Logged, LossNumbers, ModelFed, ProbeDisabled)
     builds = (LoggedView, LossView)
 
     def __init__(self, job: Job) -> None:
@@ -77,6 +77,8 @@ class NumbersAligner(Aligner):
         self._places: dict[int, CallSite] = {}
         self._passes: dict[Hashable, dict[int, deque[LossNumbers]]] = {}
         self._site_of: dict[Hashable, CallSite] = {}
+        self._inputs: Recent[tuple[int, str], tuple[str, ...]] = Recent(_MOST_STREAMS)
+        self._varied: set[int] = set()
         self._blind: set[int] = set()
         self._num_series = self._num_streams = 0
 
@@ -104,6 +106,8 @@ class NumbersAligner(Aligner):
                 place = self._feed_loss(event)
                 if place is not None and self._pace.is_due((event.rank, place)):
                     yield self._loss_view(place)
+            case ModelFed():
+                self._feed_inputs(event)
             case ProbeDisabled(probe="loss-numbers"):
                 self._blind.add(event.rank)
 
@@ -143,6 +147,12 @@ class NumbersAligner(Aligner):
         _trim(passes, MOST_PASSES // self._num_streams)
         return place
 
+    def _feed_inputs(self, event: ModelFed) -> None:
+        if event.inputs and all(event.inputs):
+            first = self._inputs.of((event.rank, event.model), lambda: event.inputs)
+            if first != event.inputs:
+                self._varied.add(event.rank)
+
     def _series(self) -> dict[int, dict[str, LoggedSeries]]:
         return {
             rank: {
@@ -157,7 +167,8 @@ class NumbersAligner(Aligner):
 
     def _loss_view(self, place: Hashable) -> LossView:
         by_rank = {r: tuple(each) for r, each in sorted(self._passes[place].items())}
-        return LossView(self._site_of[place], by_rank, self._series(), self.job.numerics)
+        varied = frozenset(self._varied)
+        return LossView(self._site_of[place], by_rank, self._series(), self.job.numerics, varied)
 
 
 _NO_MODEL: Final = NothingThere("models", "no model was seen")

@@ -19,6 +19,8 @@ WITHOUT_PROCESSES: Final = ("fake", "threaded")
 _BLOCKING_EVERYWHERE: Final = frozenset({"barrier", "monitored_barrier"})
 _ON_STREAMS: Final = ("nccl", "rccl", "xccl", "hccl", "cncl", "mccl", "eccl", "ucc")
 """Backends whose collectives order the device's streams and not the host."""
+_JOIN: Final = "torch/distributed/algorithms/join.py"
+"""The file of torch's `Join`, whose exit makes the calls that other ranks still make."""
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, array_like=True, weakref=True):
@@ -70,6 +72,11 @@ class Signature(msgspec.Struct, frozen=True, array_like=True, weakref=True):
     tag: int | None = None
     input_splits: tuple[int, ...] = ()
     output_splits: tuple[int, ...] = ()
+
+
+def stands_in(site: CallSite) -> bool:
+    """Whether `Join` makes a call for a rank without inputs, wherever other ranks make theirs."""
+    return any(frame.file.endswith(_JOIN) and frame.function == "__exit__" for frame in site.frames)
 
 
 class GroupCreated(Event, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from distdiag.events.collectives import Collective, Signature, Sizes
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
 
-_ROOTED = frozenset({"broadcast", "reduce", "gather", "gather_into_tensor", "scatter"})
+ROOTED = frozenset({"broadcast", "reduce", "gather", "gather_into_tensor", "scatter"})
+"""Collectives in which one rank, the root, does something else than the others."""
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _EQUAL = (
     "all_reduce",
@@ -87,7 +88,7 @@ def _differs(aspect: Aspect, calls: Mapping[int, Collective]) -> bool:
         case Aspect.OP:
             return len({s.op for s in signatures}) > 1
         case Aspect.ROOT:
-            return op in _ROOTED and _several({s.root for s in signatures})
+            return op in ROOTED and _several({s.root for s in signatures})
         case Aspect.SHAPE:
             return _shapes_differ(calls)
         case Aspect.DTYPE:

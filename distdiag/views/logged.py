@@ -58,13 +58,15 @@ class LoggedView(View):
 class LossView(View):
     """The passes of each rank from one line of the program that were looked at, in their order.
 
-    `logged` is what the ranks have logged beside.
+    `logged` is what the ranks have logged beside. The ranks `varied` are known to have given a
+    model different batches.
     """
 
     site: CallSite
     by_rank: Mapping[int, tuple[LossNumbers, ...]]
     logged: Mapping[int, SeriesByName] = field(default_factory=dict)
     thresholds: NumericsConfig = USUAL
+    varied: frozenset[int] = frozenset()
 
     is_of_one_rank: ClassVar[bool] = True
 

@@ -38,6 +38,7 @@ def loss_view(
     ranks: Sequence[int] = (0,),
     *,
     others: Sequence[LossNumbers] | None = None,
+    varied: Sequence[int] = (),
     **series: Sequence[float],
 ) -> LossView:
     """The same passes on all of these ranks; rank 1 may have others."""
@@ -45,7 +46,7 @@ def loss_view(
     if others is not None:
         by_rank[1] = tuple(others)
     logged = {rank: _series(dict(series)) for rank in by_rank} if series else {}
-    return LossView(SITE, by_rank, logged)
+    return LossView(SITE, by_rank, logged, varied=frozenset(varied))
 
 
 def prediction(entropy: float, cross_entropy: float, **values: Any) -> Prediction:

@@ -1,3 +1,5 @@
+import pytest
+
 from distdiag.engine.logged import (
     CodesAligner,
     MemoryAligner,
@@ -8,6 +10,7 @@ from distdiag.engine.logged import (
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.logged import CodesChosen, Logged, LossNumbers, MemoryUse, Warned
 from distdiag.views.logged import CodebookView, LoggedView, LossView, MemoryView, WarningView
+from tests.checks.feeds import model_fed
 from tests.checks.numbers import SITE, one_pass, window
 from tests.checks.streams import event_of
 from tests.engine.aligned import aligned, broken
@@ -40,6 +43,17 @@ class TestNumbers:
         events = [one_pass(n, site=SITE) for n in range(130)]
         views = aligned(NumbersAligner, *events).views
         assert [len(view.by_rank[0]) for view in views] == [64, 128, 130]
+
+    @pytest.mark.parametrize(
+        ("batches", "varied"),
+        [("aa", ()), ("ab", (1,)), (("a", ""), ()), ((), ())],
+        ids=["one", "two", "unread", "none"],
+    )
+    def test_ranks_whose_model_is_given_different_batches_are_known(self, batches, varied):
+        feeds = [model_fed(1, n, inputs=(digest,)) for n, digest in enumerate(batches)]
+        other = model_fed(1, 2, model="Other", inputs=("c",))
+        (view,) = aligned(NumbersAligner, *feeds, other, one_pass(0, site=SITE)).views
+        assert view.varied == frozenset(varied)
 
     def test_why_there_was_nothing(self):
         nothing = aligned(NumbersAligner)

@@ -78,7 +78,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 _PLAIN = (
     *("accelerate_files", "accelerate_loop", "actor_learner", "adapters", "append_logs"),
     *("async_checkpoint", "async_overlap", "background_thread", "caught_exceptions"),
-    *("checkpoint_rotation", "comm_hook", "ddp", "ddp_join", "ddp_variants", "device_mesh_2d"),
+    *("checkpoint_rotation", "comm_hook", "converged", "ddp", "ddp_join", "ddp_variants"),
+    "device_mesh_2d",
     *("early_stop_agreed", "frozen_companions", "fsdp1", "fsdp2", "functional_collectives", "gan"),
     *("gathered_files", "hand_made_parallelism", "hf_trainer", "hub_cache", "hybrid_meshes"),
     *("idempotent_writes", "iterable_uneven_fixed", "late_gradients", "local_sgd", "locked_cache"),

@@ -22,9 +22,9 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
 
 
-def ddp(model: nn.Module) -> DistributedDataParallel:
+def ddp(model: nn.Module, **options: bool) -> DistributedDataParallel:
     """Wrap a model; its gradients stay as they are, for there is nobody else."""
-    wrapped = DistributedDataParallel(model)
+    wrapped = DistributedDataParallel(model, **options)  # type: ignore[arg-type]
 
     def reduce(_, bucket):  # DDP refuses annotations that are text
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -1,6 +1,7 @@
 """COL007: ranks call the same collective for different modules, or from different lines."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.col.mismatch import CallMismatch, each_group
 from distdiag.checks.shared.culprits import (
@@ -14,14 +15,23 @@ from distdiag.checks.shared.culprits import (
 from distdiag.checks.shared.explanations import (
     explain,
     groups_by_place,
+    is_by_role,
     lagging_ranks,
     unexplained,
 )
-from distdiag.events.collectives import Collective
+from distdiag.events.collectives import Collective, stands_in
 from distdiag.findings.descriptions import at, call_location, call_phrase
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import Aspect, clean_module, contradiction
+
+_NO_MODULE: Final = "?"
+_OF_LINES: Final = (
+    "Ranks pair collectives by their order alone, and these calls agree in kind and size. If the "
+    "lines are not meant for each other, the results are mixed, and nothing fails."
+)
+_IF_MEANT: Final = "Nothing, if these lines belong together. Else:"
+"""What is said where only lines differ."""
 
 
 class CollectiveCallSiteMismatch(CallMismatch):
@@ -88,9 +98,14 @@ class CollectiveCallSiteMismatch(CallMismatch):
 
     def _differing_lines(self, alignment: CollectiveView) -> Iterator[Finding]:
         groups = groups_by_place(alignment)
-        if len(groups) < 2 or explain(alignment) is not None:
+        own = [group for group in groups if not stands_in(alignment.by_rank[min(group)].site)]
+        if len(own) < 2 or explain(alignment) is not None:
             return
         lagging = lagging_ranks(alignment)
+        modules = {_module(alignment.by_rank[min(group)]) for group in own}
+        is_of_one = len(modules) == 1 and modules != {_NO_MODULE}
+        if not lagging and (is_of_one or is_by_role(alignment)):
+            return  # the shards of one module from whichever branch, or a root and its receivers
         verdict = blame(alignment, groups)
         ranks = lagging or verdict.culprits
         lines = ", ".join(
@@ -109,8 +124,10 @@ class CollectiveCallSiteMismatch(CallMismatch):
             grade=Grade.LIKELY if is_sure else Grade.NOTE,
             confidence=0.7 if is_sure else 0.2,
             evidence=group_evidence(alignment, groups, call_phrase),
+            why=self.why if is_sure else _OF_LINES,
+            fix=self.fix if is_sure else f"{_IF_MEANT} {self.fix}",
         )
 
 
 def _module(call: Collective) -> str:
-    return clean_module(call.site.module) or "?"
+    return clean_module(call.site.module) or _NO_MODULE

@@ -15,6 +15,13 @@ _GROWTH: Final = 10.0
 """Three times in a row: a thousandfold, as far as from the norm to which recipes clip to
 `largest_gradient_norm`."""
 
+_OF_LARGE: Final = (
+    "Gradients are large because the loss is summed over many elements and not averaged, or "
+    "because the training diverges. They do not grow here."
+)
+_IF_SUMMED: Final = "Nothing, if the loss is a sum and falls. Else:"
+"""What is said of gradients that are large and do not grow."""
+
 
 class ExplodingGradient(Check[UpdateView]):
     """Gradients grow tenfold from one looked-at step to the next, or are very large.
@@ -71,6 +78,8 @@ class ExplodingGradient(Check[UpdateView]):
             location=user_location(look.site.frames),
             subjects=(view.title,),
             grade=Grade.LIKELY if grows else Grade.NOTE,
-            confidence=0.85,
+            confidence=0.85 if grows else 0.3,
+            why=self.why if grows else _OF_LARGE,
+            fix=self.fix if grows else f"{_IF_SUMMED} {self.fix}",
             evidence=f"more than {most:.3g} as the optimizer finds them",
         )

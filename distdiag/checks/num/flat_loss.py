@@ -19,6 +19,13 @@ LEAST_STEPS: Final = 32
 LEAST_COARSE: Final = 256
 """bfloat16 has 8 bits, so that losses around a plateau are often equal for dozens of steps."""
 
+_IF_ALIKE: Final = (
+    "A loss of one and the same batch stands still when it has reached its minimum. Before that, "
+    "it means that the output does not depend on the parameters."
+)
+_IF_FITTED: Final = "Nothing, if each step has the same batch, and the loss has come down. Else:"
+"""What is said where nothing tells that batches differ."""
+
 
 class FlatLoss(Check[LossView]):
     """The loss does not change by one bit from step to step.
@@ -41,7 +48,9 @@ class FlatLoss(Check[LossView]):
     Leaves: The loss function, the data and the optimizer.
 
     ## When it is not a defect
-    The loss is intended to be constant, as in a benchmark. Say so with `ignore = ["NUM032"]` in the
+    Each step has the same batch, as in a full-batch optimization, and the loss has reached its
+    minimum: where no model is known to get different batches, it is only a note. Or the loss is
+    intended to be constant, as in a benchmark. Say so with `ignore = ["NUM032"]` in the
     configuration.
 
     ## References
@@ -58,14 +67,16 @@ class FlatLoss(Check[LossView]):
         if not flat:
             return
         passes = flat[min(flat)]
+        is_known = not view.varied.isdisjoint(flat)
+        doubt = "" if is_known else "; no model is known to get other batches in other steps"
         yield self.finding(
             f"the loss was {passes[-1].loss!r}, to the last bit, in all {len(passes)} sampled "
-            f"passes since step {passes[0].step}",
+            f"passes since step {passes[0].step}{doubt}",
             ranks=RankSet(flat),
             step=passes[0].step,
             location=user_location(view.site.frames),
-            grade=Grade.LIKELY,
-            confidence=0.85,
+            grade=Grade.LIKELY if is_known else Grade.NOTE,
+            confidence=0.85 if is_known else 0.3,
             evidence=tuple(
                 Evidence(
                     ranks=RankSet([rank]),
@@ -75,6 +86,8 @@ class FlatLoss(Check[LossView]):
                 )
                 for rank, each in flat.items()
             ),
+            why=self.why if is_known else _IF_ALIKE,
+            fix=self.fix if is_known else f"{_IF_FITTED} {self.fix}",
         )
 
 

@@ -1,9 +1,10 @@
 """NUM015: all gradients of an optimizer are zero, or too small to change anything."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distdiag.checks.base import Check
 from distdiag.checks.num.gradient_norms import total_norms
+from distdiag.events.updates import OptimizerUpdate
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.updates import NUM_LOOKS, UpdateView
@@ -64,5 +65,15 @@ class VanishedGradient(Check[UpdateView]):
             subjects=(view.title,),
             grade=Grade.LIKELY if was_always and has_rate else Grade.NOTE,
             confidence=0.85,
-            evidence=f"the norm of all gradients is {norm:.2g}, less than {least:.2g}",
+            evidence=f"the norm of all gradients is {norm:.2g}, less than {least:.2g}"
+            + _since(norms, least),
         )
+
+
+def _since(norms: Sequence[tuple[OptimizerUpdate, float]], least: float) -> str:
+    """Say when gradients were last larger, after which there is nothing wrong with small ones."""
+    for look, norm in reversed(norms):
+        if norm >= least:
+            was = f"; it was {norm:.2g} at step {look.step}"
+            return f"{was}, so the loss may have reached its minimum since then"
+    return ""

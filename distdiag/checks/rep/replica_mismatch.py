@@ -1,6 +1,7 @@
 """REP001: ranks hold different values of a tensor that should be the same."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import (
@@ -15,6 +16,20 @@ from distdiag.checks.shared.replicas import (
 from distdiag.events.models import ReplicaEvidence, TensorPlan
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import StartReplicas, StepReplicas
+
+_KNOWN: Final = "should hold the same values but differ"
+_UNKNOWN: Final = "hold different values"
+_OF_UNKNOWN: Final = 0.3
+"""Experts, stages and members of an ensemble differ as they should."""
+_IF_SHARED: Final = {
+    "why": "If these ranks should hold the same tensor, they train different models from the first "
+    "step on, although the loss looks plausible, and the checkpoint holds the model of one rank.",
+    "fix": "Nothing, if each rank has its own part here: an expert, a stage, a member of an "
+    "ensemble. Else broadcast the tensor before the first step from the rank that has the right "
+    "values: `dist.broadcast(tensor, src=0)`. Or build and load the model in the same way, with "
+    "the same seed, on all ranks.",
+}
+"""What is said where nothing tells whether ranks should hold the same."""
 
 
 class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
@@ -70,17 +85,19 @@ class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
         culprits, has_culprit = odd_ranks(tensors)
         groups = " / ".join(group.phrase() for group in tensors[0].groups)
         names = names_of(tensors)
+        is_unknown = view.evidence is ReplicaEvidence.WORLD
         yield self.finding(
-            f"{first_and_more(names)} of {view.model}: {view.ranks.phrase()} should hold the same "
-            f"values but differ from the start ({groups})",
+            f"{first_and_more(names)} of {view.model}: {view.ranks.phrase()} "
+            f"{_UNKNOWN if is_unknown else _KNOWN} from the start ({groups})",
             ranks=culprits,
             step=view.step,
             location=location_on(view, culprits),
             subjects=names,
             severity=Severity.WARNING if view.evidence is ReplicaEvidence.FROZEN else None,
             grade=grade_of(view, has_culprit=has_culprit),
-            confidence=0.95 if has_culprit else 0.9,
+            confidence=_OF_UNKNOWN if is_unknown else 0.95 if has_culprit else 0.9,
             evidence=evidence_of(view, tensors),
+            **(_IF_SHARED if is_unknown else {}),
         )
 
 

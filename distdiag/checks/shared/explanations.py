@@ -25,7 +25,7 @@ from distdiag.findings.source import (
     rank_guards,
 )
 from distdiag.views.alignment import Alignment, Trigger
-from distdiag.views.invariants import Aspect, clean_module, contradiction
+from distdiag.views.invariants import ROOTED, Aspect, clean_module, contradiction
 from distdiag.views.rank_states import RankState, RankStatus
 
 Place = tuple[tuple[Frame, ...], str | None]
@@ -256,6 +256,17 @@ def skipping_ranks(alignment: Alignment[Collective]) -> RankSet:
         return RankSet()
     # The place that was passed longer ago is the one whose turn it is.
     return second if seen[0] < seen[1] else first
+
+
+def is_by_role(alignment: Alignment[Collective]) -> bool:
+    """Say whether the root calls from one branch of a condition and the others from the other."""
+    call, groups = alignment.any_event, groups_by_place(alignment)
+    root = call.signature.root
+    if call.signature.op not in ROOTED or len(groups) != 2 or RankSet([root or 0]) not in groups:
+        return False
+    places = [place_of(alignment.by_rank[min(group)].site)[0] for group in groups]
+    split = _first_difference(*places)
+    return root is not None and split is not None and are_exclusive(*split)
 
 
 def groups_by_place(alignment: Alignment[Collective]) -> tuple[RankSet, ...]:

@@ -1,6 +1,7 @@
 """SHD004: an optimizer applies gradients that were not reduced over all copies."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import (
@@ -19,6 +20,11 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.contributions import FEWEST, Contribution, ContributionView
 from distdiag.views.gradients import SameWorkView
 from distdiag.views.models import GradientReplicas
+
+_IF_AVERAGED: Final = (
+    "Nothing, if the ranks are to step by themselves here and average their weights from time to "
+    "time, as local SGD does. Else:"
+)
 
 
 def givers_of(found: Contribution) -> dict[str, int]:
@@ -161,6 +167,7 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView
             grade=Grade.NOTE if is_meant else grade_of(view, has_culprit=True),
             confidence=0.5 if is_meant else 0.95,
             evidence=evidence_of(view, tensors),
+            fix=f"{_IF_AVERAGED} {self.fix}" if is_meant else self.fix,
         )
 
 

@@ -1,7 +1,7 @@
 """Align the calls that create process groups: all ranks of a scope must make them in one order."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -15,6 +15,7 @@ from distdiag.events.collectives import (
     GroupCreated,
     GroupProgress,
     ProcessGroup,
+    stands_in,
 )
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
@@ -42,14 +43,15 @@ _MOST_UNMATCHED: Final = 10_000
 """So many lanes are followed in which more was sent than received, or less."""
 
 
-def _place_of(site: CallSite) -> Place:
-    return (site.user_frames, site.module)
+def _place_of(site: CallSite) -> Place | None:
+    """Return the place that other ranks call from, too; None where any place will do."""
+    return None if stands_in(site) else (site.user_frames, site.module)
 
 
 class GroupStream:
     """The collectives of one process group, as far as they are not settled."""
 
-    def __init__(self, group: ProcessGroup, world: RankSet, places: BySite[Place]) -> None:
+    def __init__(self, group: ProcessGroup, world: RankSet, places: BySite[Place | None]) -> None:
         """Start with nothing seen; only the ranks of `world` are observed."""
         self.group = group
         self.ranks = RankSet(set(group.ranks) & set(world))
@@ -157,14 +159,19 @@ class GroupStream:
     def _agree(self, by_rank: dict[int, Collective]) -> bool:
         first, *others = by_rank.values()
         place = self._places.of(first.site)
-        if any(self._places.of(other.site) != place for other in others):
+        is_here = all(self._places.of(other.site) == place for other in others)
+        if not is_here and self._are_apart(by_rank):
             return False
         self.parted = None
         return all(other.signature is first.signature for other in others)
 
+    def _are_apart(self, by_rank: Mapping[int, Collective]) -> bool:
+        places = {self._places.of(call.site) for call in by_rank.values()}
+        return len(places - {None}) > 1
+
     def _part(self, alignment: CollectiveAlignment) -> None:
         """Remember where the call sites parted, until they meet again."""
-        if len({self._places.of(call.site) for call in alignment.by_rank.values()}) == 1:
+        if not self._are_apart(alignment.by_rank):
             self.parted = None
         elif self.parted is None:
             self.parted = alignment

@@ -353,6 +353,8 @@ class ModelSnapshots(Probe):
         self._hooks: list[Any] = []
         self._evaluated: WeakMap[nn.Module, list[int]] = WeakMap()
         """After which numbers of its steps the statistics of a model were looked at."""
+        self._sought: WeakMap[nn.Module, int] = WeakMap()
+        """After which number of its steps a model last computed gradients for inputs."""
         self._plans: WeakMap[nn.Module, tuple[TensorPlan, ...]] = WeakMap()
         self._num_looked_at = 0
         self._heads = HeadCounts()
@@ -504,10 +506,10 @@ class ModelSnapshots(Probe):
         """Look at evaluations, too, of what is inside a wrapper that never sends statistics."""
         wrapped = weakref.ref(root)
 
-        def after(module: nn.Module, *_: object) -> None:
+        def after(module: nn.Module, given: object, _: object) -> None:
             whole = wrapped()
             if not module.training and whole is not None:
-                self._after_evaluation(whole)
+                self._after_evaluation(whole, given)
 
         for part in root.modules():
             if isinstance(part, DistributedDataParallel) and not part.broadcast_buffers:
@@ -520,12 +522,18 @@ class ModelSnapshots(Probe):
         super().uninstall()
 
     @guarded
-    def _after_evaluation(self, root: nn.Module) -> None:
+    def _after_evaluation(self, root: nn.Module, given: object = ()) -> None:
         """Look at the statistics by which a wrapped model has normalised, the first few times."""
         if self._only_start or root not in self._started:
             return
         number, looks = self._steps.of(root), self._evaluated.setdefault(root, [])
         if number == 0 or number in looks or len(looks) >= _MOST_EVALUATIONS:
+            return
+        # What wants a gradient for its inputs looks for samples to train on, such as adversarial
+        # ones, and what else it computes in this step is a part of that.
+        if any(tensor.requires_grad for tensor in tensors_in(given)):
+            self._sought[root] = number
+        if self._sought.get(root) == number:
             return
         looks.append(number)
         parts = (part for part in root.modules() if not part.training)

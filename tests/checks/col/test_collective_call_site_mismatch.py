@@ -1,9 +1,10 @@
 import pytest
 
 from distdiag.checks.col.collective_call_site_mismatch import CollectiveCallSiteMismatch
+from distdiag.events.base import CallSite, Frame
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import Job, Program, plain_site
+from tests.checks.streams import TORCH, Job, Program, plain_site, signature
 from tests.checks.verdicts import findings, serious
 
 GATHER = "all_gather_into_tensor"
@@ -24,6 +25,13 @@ def test_the_one_rank_of_four_in_another_module_is_named_with_proof():
         job.call(rank, plain_site(10, module="b" if rank == 1 else "a"), GATHER)
     (finding,) = findings(CollectiveCallSiteMismatch, job.alignment())
     assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
+
+
+def test_shards_of_one_module_may_be_gathered_from_either_branch():
+    job = Job()
+    for rank, line in enumerate((10, 12)):
+        job.call(rank, plain_site(line, module=("_orig_mod." * rank) + "image"), GATHER)
+    assert not findings(CollectiveCallSiteMismatch, job.alignment())
 
 
 def test_a_rank_that_lags_by_a_call_of_its_own_is_likely_wrong():
@@ -72,6 +80,28 @@ def take_turns(num_ranks, num_turns):
 @pytest.mark.parametrize("seq_id", range(8))
 def test_ranks_that_take_turns_at_sending_are_no_more_than_a_note(num_ranks, seq_id):
     assert not serious(take_turns(num_ranks, 8).alignment(seq_id))
+
+
+def join_site(line):
+    """The call site of what `Join` calls at its exit, on a rank that has no more inputs."""
+    join = Frame("/torch/distributed/algorithms/join.py", 300, "__exit__", user=False)
+    return CallSite((TORCH, join, Frame("train.py", line, "main")))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_what_join_calls_for_a_rank_that_is_done_has_no_line_of_its_own(num_ranks):
+    job = Job(num_ranks)
+    for rank in job.world:
+        job.call(rank, join_site(20) if rank == 1 else plain_site(22))
+    assert not findings(CollectiveCallSiteMismatch, job.alignment())
+
+
+def test_the_lines_of_the_ranks_that_have_inputs_are_compared_within_join():
+    job = Job(3)
+    for rank, site in enumerate((plain_site(22), join_site(20), plain_site(24))):
+        job.call(rank, site)
+    (finding,) = findings(CollectiveCallSiteMismatch, job.alignment())
+    assert finding.grade is Grade.NOTE
 
 
 CORRECT = {
@@ -123,3 +153,32 @@ def test_the_same_place_is_silent():
     job = Job(4)
     job.every()
     assert not findings(CollectiveCallSiteMismatch, job.alignment())
+
+
+ROLES = """
+    def main():
+        if rank == 0:
+            dist.broadcast(values, 0)
+        else:
+            dist.broadcast(empty, 0)
+    """
+
+
+@pytest.mark.parametrize(
+    ("op", "root", "is_silent"),
+    [
+        ("broadcast", 0, True),
+        ("scatter", 0, True),
+        ("broadcast", 1, False),
+        ("all_reduce", None, False),
+    ],
+)
+def test_a_root_and_its_receivers_may_call_from_two_branches(op, root, is_silent, tmp_path):
+    p = Program(tmp_path, ROLES)
+    job = Job(3)
+    for rank in job.world:
+        site = p.site("(values" if rank == 0 else "(empty")
+        job.call(rank, site, sign=signature(op, root=root))
+    found = findings(CollectiveCallSiteMismatch, job.alignment())
+    assert [finding.grade for finding in found] == [Grade.NOTE] * (not is_silent)
+    assert all(finding.fix.startswith("Nothing") for finding in found)

@@ -122,8 +122,14 @@ class TestFlatLoss:
     def test_a_loss_that_stands_still_is_reported_since_it_does(self):
         passes = [one_pass(n, 3.0 - n / 100) for n in range(20)]
         passes += [one_pass(n, 2.302585) for n in range(20, 60)]
-        (found,) = findings(FlatLoss, loss_view(passes))
+        (found,) = findings(FlatLoss, loss_view(passes, varied=[0]))
         assert (found.severity, found.step) == (Severity.WARNING, 20)
+
+    def test_a_loss_of_what_may_be_one_batch_has_been_learnt_or_is_a_note(self):
+        passes = [one_pass(n, 2.302585) for n in range(60)]
+        (found,) = findings(FlatLoss, loss_view(passes))
+        assert found.severity is Severity.INFO
+        assert "no model is known to get other batches" in found.message
 
     @pytest.mark.parametrize(
         "passes",
@@ -139,7 +145,7 @@ class TestFlatLoss:
         ],
     )
     def test_few_steps_zero_nan_no_rate_and_half_precision_are_right(self, passes):
-        assert findings(FlatLoss, loss_view(passes)) == []
+        assert findings(FlatLoss, loss_view(passes, varied=[0])) == []
 
 
 class TestZeroKl:
@@ -182,9 +188,12 @@ class TestStaleRollout:
             [0.1 + 0.03 * n for n in range(9)],
             [0.0, 0.05, 0.1, 0.15, 0.2, 0.25],
             [0.0] + [0.03 * n for n in range(1, 8)] + [0.0],
+            [0.005 * (n % 16) for n in range(4 * 16 - 2)],
         ],
     )
-    def test_rounding_a_constant_lag_and_few_rollouts_are_right(self, deviations):
+    def test_rounding_a_constant_lag_few_rollouts_and_draws_in_each_pass_are_right(
+        self, deviations
+    ):
         assert findings(StaleRollout, loss_view(rollouts(*deviations))) == []
 
     def test_a_logged_ratio_that_drifts_is_reported(self):

@@ -108,7 +108,9 @@ def test_gradients_that_were_always_zero_are_a_warning():
     assert not findings(VanishedGradient, view(none, looks(moving())))
     assert not findings(VanishedGradient, view(none[:2]))
     later = (look(0, moving()), *looks(moving(gradient_norm=0.0), numbers=(1, 2, 4)))
-    assert severities(VanishedGradient, view(later)) == [Severity.INFO]
+    (found,) = findings(VanishedGradient, view(later))
+    assert found.severity is Severity.INFO
+    assert "at step 0, so the loss may have reached its minimum" in found.evidence[0].summary
 
 
 def test_gradients_that_grow_are_a_warning_and_large_ones_a_note():
@@ -117,7 +119,9 @@ def test_gradients_that_grow_are_a_warning_and_large_ones_a_note():
     assert severities(ExplodingGradient, view(grown)) == [Severity.WARNING]
     assert not findings(ExplodingGradient, view(grown[:3]))
     large = looks(moving(gradient_norm=5000.0))
-    assert severities(ExplodingGradient, view(large)) == [Severity.INFO]
+    (found,) = findings(ExplodingGradient, view(large))
+    assert (found.severity, found.fix[:7]) == (Severity.INFO, "Nothing")
+    assert "becomes inf" not in found.why
     allowed = replace(view(large), numerics=NumericsConfig(largest_gradient_norm=1e4))
     assert not findings(ExplodingGradient, allowed)
 

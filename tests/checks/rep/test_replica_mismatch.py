@@ -46,6 +46,15 @@ def test_the_reason_to_compare_decides_how_sure_it_is(evidence):
     assert (finding.severity, finding.grade) == BASES[evidence]
 
 
+def test_where_nothing_says_that_ranks_share_a_tensor_nothing_says_that_they_should():
+    held = differing(0.1, 0.2)
+    (guess,) = findings(ReplicaMismatch, replicas(held, evidence=ReplicaEvidence.WORLD))
+    assert "hold different values from the start" in guess.message
+    assert (guess.confidence, guess.fix[:7]) == (0.3, "Nothing")
+    (known,) = findings(ReplicaMismatch, replicas(held, evidence=ReplicaEvidence.MESH))
+    assert "should hold the same values but differ from the start" in known.message
+
+
 @pytest.mark.parametrize(
     "tensor",
     [differing(0.1, 0.1, ZEROS), differing(0.1, 0.2, is_late=True)],

@@ -53,6 +53,13 @@ def test_ddp_over_a_group_of_one_is_said_to_be_so():
     assert "a group of one rank" in finding.evidence[-1].summary
 
 
+def test_steps_that_may_be_local_on_purpose_need_no_fix():
+    (meant,) = gradients(differing(0.1, 0.3, evidence=ReplicaEvidence.UNSYNCED))
+    assert meant.fix.startswith("Nothing, if the ranks are to step by themselves")
+    (wrong,) = gradients(differing(0.1, 0.3, evidence=ReplicaEvidence.WRAPPER))
+    assert wrong.fix.startswith("All-reduce")
+
+
 def test_late_parameters_are_left_to_the_check_for_them():
     assert not gradients(differing(0.1, 0.3, is_late=True))
 

@@ -49,3 +49,19 @@ def test_what_trains_inside_a_wrapper_in_the_mode_of_an_evaluation(observed: Obs
     train(model, 2)
     assert evaluations(observed) == []
     assert num_fed(observed) == before + 2
+
+
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated")
+def test_what_looks_for_samples_to_train_on_is_no_evaluation(observed: Observed) -> None:
+    observed.install()
+    model = ddp(network(), broadcast_buffers=False)
+    train(model, 2)
+    model.eval()
+    model.module(torch.randn(4, 2).requires_grad_())
+    model.module(torch.randn(4, 2))
+    assert evaluations(observed) == []
+    model.train()
+    train(model, 1)
+    model.eval()
+    model.module(torch.randn(4, 2))
+    assert evaluations(observed) == [3]
