@@ -366,7 +366,8 @@ class Models:
                 del self._scalings[event.model, event.step]
                 mine = {rank: by_rank[rank] for rank in sorted(group)}
                 sites = {event.rank: event.site}
-                yield ScalingView(event.model, event.step, mine, sites)
+                size = sum(each.num_elements for _, each in state.held())
+                yield ScalingView(event.model, event.step, mine, sites, size)
 
 
 def _common_name(plan: TensorPlan) -> str:

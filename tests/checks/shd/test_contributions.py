@@ -1,5 +1,7 @@
 """Gradients that are combined wrongly are told, and those that may be intended are not."""
 
+from dataclasses import replace
+
 import pytest
 
 from distdiag.checks.shd.misscaled_gradient import MisscaledGradient
@@ -9,6 +11,9 @@ from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.contributions import Mix, view
+from tests.checks.losses import losses, over, part
+from tests.checks.losses import mean as mean_loss
+from tests.checks.streams import plain_site
 from tests.checks.verdicts import findings
 
 NAMES = tuple(f"layers.{n}.{kind}" for n in range(4) for kind in ("weight", "bias"))
@@ -246,3 +251,38 @@ def test_shards_that_are_summed_are_not_reported():
 
 def test_shards_that_one_rank_steps_for_all_are_reported():
     assert [finding.code for finding in judged(sharded([own(0)] * 8))] == ["SHD004"]
+
+
+# Gradients that are averaged by a wrapper, and then added up
+
+
+def summed(*passes, num_steps=3, resummed=(0, 1, 2), **values):
+    shown = losses(passes, passes, num_steps=num_steps, is_multiplied=True, **values)
+    return replace(shown, resummed=resummed, sum_site=plain_site(31))
+
+
+def test_averaged_gradients_that_are_added_up_are_reported():
+    (finding,) = findings(MisscaledGradient, summed(mean_loss(20)))
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
+    assert "are reduced twice" in finding.message
+    assert "2 times larger than the mean" in finding.message
+    assert finding.location.line == 31
+
+
+def test_where_the_loss_is_not_known_it_may_be_made_for_it():
+    (finding,) = findings(MisscaledGradient, summed(None))
+    assert finding.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        summed(mean_loss(20), resummed=()),
+        summed(mean_loss(20), resummed=(0,)),
+        summed(mean_loss(20, over(2))),
+        summed(part(20, 1 / 40, over(40))),
+    ],
+    ids=["never", "once", "a loss that was divided", "a count of all ranks"],
+)
+def test_a_sum_that_the_loss_is_made_for_is_not(shown):
+    assert not findings(MisscaledGradient, shown)
