@@ -11,6 +11,7 @@ from distdiag.events.base import Event
 from distdiag.events.models import ModelPlan, kept_ranks, reducing_ranks
 from distdiag.events.updates import (
     CastsReused,
+    ClipMissed,
     OptimizerUpdate,
     PositionsRounded,
     ReducedInType,
@@ -19,6 +20,7 @@ from distdiag.events.updates import (
 from distdiag.views.base import View
 from distdiag.views.updates import (
     CastsView,
+    ClipView,
     Looks,
     PositionsView,
     ReductionView,
@@ -40,10 +42,15 @@ _NO_POSITIONS: Final = NothingThere(
 _NO_AUTOCAST: Final = NothingThere(
     "steps within autocast", "no optimizer stepped inside an autocast region"
 )
+_NO_CLIPPING: Final = NothingThere(
+    "clipping of other gradients",
+    "no clipping was seen of gradients that the optimizer does not apply as they were",
+)
 _VIEWS: Final[Mapping[type[Event], type[SeenView[Any]]]] = {
     ReducedInType: ReductionView,
     PositionsRounded: PositionsView,
     CastsReused: CastsView,
+    ClipMissed: ClipView,
 }
 _MOST_LOOKS: Final = 64
 _MOST_OPEN: Final = 4096
@@ -54,8 +61,8 @@ _Optimizer = tuple[str, str]
 class UpdateAligner(Aligner):
     """Shows the looked-at steps of an optimizer when all ranks have taken the same one."""
 
-    needs = (OptimizerUpdate, ReducedInType, PositionsRounded, CastsReused)
-    builds = (UpdateView, ReductionView, PositionsView, CastsView)
+    needs = (OptimizerUpdate, ReducedInType, PositionsRounded, CastsReused, ClipMissed)
+    builds = (UpdateView, ReductionView, PositionsView, CastsView, ClipView)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -70,6 +77,7 @@ class UpdateAligner(Aligner):
             ReducedInType: (ReductionView, _NO_FSDP),
             PositionsRounded: (PositionsView, _NO_POSITIONS),
             CastsReused: (CastsView, _NO_AUTOCAST),
+            ClipMissed: (ClipView, _NO_CLIPPING),
         }
         gaps = {view: gap for kind, (view, gap) in never.items() if kind not in self._seen}
         if not self._looks:

@@ -130,3 +130,19 @@ class CastsReused(Event, frozen=True, kw_only=True):
     dtype: str
     site: CallSite
     step_site: CallSite
+
+
+class ClipMissed(Event, frozen=True, kw_only=True):
+    """Gradients were clipped to `max_norm`, and the optimizer applies others, or not as they were.
+
+    `scaler` is the class of what unscales them only in the step at `step_site`. Without one, no
+    optimizer holds any of the `num_given` tensors, of which `num_with_gradient` have a gradient.
+    """
+
+    optimizer: str
+    scaler: str
+    max_norm: float
+    num_given: int
+    num_with_gradient: int
+    site: CallSite
+    step_site: CallSite

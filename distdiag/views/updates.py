@@ -12,6 +12,7 @@ from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.events.updates import (
     CastsReused,
+    ClipMissed,
     OptimizerUpdate,
     PositionsRounded,
     ReducedInType,
@@ -125,6 +126,12 @@ class PositionsView(SeenView[PositionsRounded]):
 
 class CastsView(SeenView[CastsReused]):
     """A step between two passes of one autocast region."""
+
+    __slots__ = ()
+
+
+class ClipView(SeenView[ClipMissed]):
+    """Clipping of what the optimizer does not apply as it is then."""
 
     __slots__ = ()
 
