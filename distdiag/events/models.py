@@ -192,7 +192,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
         return self.wrapper == "FSDP1" and self.is_parameter and not self.replicas
 
 
-_KNOWN: Final = (
+KNOWN: Final = (
     ReplicaEvidence.MESH,
     ReplicaEvidence.WRAPPER,
     ReplicaEvidence.BYPASSED,
@@ -206,7 +206,7 @@ def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
     for plan in plans:
         if plan.mesh is not None:
             ranks.update(plan.mesh.ranks)
-        if plan.evidence in _KNOWN:
+        if plan.evidence in KNOWN:
             ranks.update(plan.replicas)
     return ranks
 

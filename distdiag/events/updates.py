@@ -1,10 +1,14 @@
 """What is observed of the steps of optimizers: what they change, in which types, what they skip."""
 
 import math
+from typing import Final
 
 import msgspec
 
 from distdiag.events.base import CallSite, Event
+
+MOST_TENSORS: Final = 512
+"""Of an optimizer with more parameters, so many are looked at, evenly spaced."""
 
 
 class TensorUpdate(msgspec.Struct, frozen=True, array_like=True):

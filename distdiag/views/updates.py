@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from distdiag.config.numerics import NumericsConfig
-from distdiag.events.base import Event
+from distdiag.events.base import CallSite, Event
 from distdiag.events.ranks import RankSet
 from distdiag.events.updates import (
     CastsReused,
@@ -92,6 +92,38 @@ def _is_lost(one: TensorUpdate) -> bool:
     is_still = one.num_unchanged >= least and one.num_moved <= one.num_sampled - least
     has_rate = one.learning_rate > 0 and not one.keeps_precision
     return one.num_sampled > 0 and is_still and has_rate
+
+
+class StepNorms(NamedTuple):
+    """Norms of the gradients that one step applies, over all ranks.
+
+    `whole` counts each number once, `counted` once for each rank that holds it. `shared` is that of
+    parameters that more ranks hold alike than others, `parts` that of these others.
+    """
+
+    step: int
+    whole: float
+    counted: float
+    parts: float
+    shared: float
+
+
+@dataclass(frozen=True, slots=True)
+class NormView(View):
+    """The norms of the gradients of one model, at the steps of its optimizer that were looked at.
+
+    All of its parameters are known to be held in parts or as copies by these ranks.
+    """
+
+    model: str
+    ranks: RankSet
+    steps: tuple[StepNorms, ...]
+    site: CallSite
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when fewer steps had been looked at."""
+        return "norms", self.model
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,66 @@
+"""Norms by which gradients are clipped, seen from what is left of the gradients."""
+
+from math import hypot, sqrt
+
+import pytest
+
+from distdiag.checks.shd.miscounted_gradient_norm import MiscountedGradientNorm
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade, Severity
+from distdiag.views.updates import NormView, StepNorms
+from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
+
+GRADIENTS = ((3.0, 1.0), (4.0, 1.5), (5.0, 1.2), (2.0, 0.9))
+"""At each step: the norm of what two ranks hold in parts, and of what both hold."""
+
+
+def clipped(norm, bound=1.0, gradients=GRADIENTS):
+    """The norms after gradients were clipped to a bound by a norm that a program computes."""
+    steps = []
+    for step, (parts, shared) in enumerate(gradients):
+        factor = min(1.0, bound / norm(parts, shared))
+        whole, counted = hypot(parts, shared), sqrt(parts**2 + 2 * shared**2)
+        steps.append(StepNorms(step, *(factor * n for n in (whole, counted, parts, shared))))
+    return NormView("Net", RankSet([0, 1]), tuple(steps), plain_site(12))
+
+
+def twice(parts, shared):
+    return sqrt(parts**2 + 2 * shared**2)
+
+
+@pytest.mark.parametrize(
+    ("norm", "severity", "words"),
+    [
+        (twice, Severity.ERROR, "counts what several ranks hold alike once for each of them"),
+        (lambda parts, _: parts, Severity.WARNING, "leaves out what several ranks hold alike"),
+        (lambda _, shared: shared, Severity.WARNING, "leaves out what ranks hold in parts"),
+    ],
+    ids=["twice", "parts", "shared"],
+)
+def test_a_norm_that_counts_wrongly_is_reported(norm, severity, words):
+    (finding,) = findings(MiscountedGradientNorm, clipped(norm, 0.5))
+    assert (finding.severity, finding.grade) == (severity, Grade.LIKELY)
+    assert words in finding.message
+    assert finding.location.line == 12
+
+
+def test_some_steps_need_no_clipping():
+    (finding,) = findings(MiscountedGradientNorm, clipped(twice, 2.5))
+    assert "at 3 steps" in finding.message
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        clipped(hypot),
+        clipped(twice, 100.0),
+        clipped(twice, 3.0, GRADIENTS[:2]),
+        clipped(twice, gradients=((3.0, 1.0), (6.0, 2.0), (9.0, 3.0))),
+        clipped(lambda parts, shared: parts + shared),
+        clipped(hypot, gradients=((3.0, 0.0), (4.0, 0.0), (5.0, 0.0))),
+    ],
+    ids=["right", "not clipped", "too few", "not told apart", "something else", "one kind"],
+)
+def test_other_norms_are_silent(view):
+    assert not findings(MiscountedGradientNorm, view)
