@@ -9,7 +9,14 @@ from typing import Any, Final
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere
 from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.events.base import Event
-from distdiag.events.models import KNOWN, ModelPlan, TensorPlan, kept_ranks, reducing_ranks
+from distdiag.events.models import (
+    KNOWN,
+    ModelPlan,
+    ShardsCombined,
+    TensorPlan,
+    kept_ranks,
+    reducing_ranks,
+)
 from distdiag.events.updates import (
     MOST_TENSORS,
     CastsReused,
@@ -29,6 +36,7 @@ from distdiag.views.updates import (
     ReductionView,
     ScalerView,
     SeenView,
+    ShardsView,
     SkippingView,
     StepNorms,
     UpdateView,
@@ -49,6 +57,9 @@ _NO_AUTOCAST: Final = NothingThere(
 _NO_NORMS: Final = NothingThere(
     "norms of sharded gradients", "no model was seen that ranks hold in known parts or copies"
 )
+_NO_SHARDS: Final = NothingThere(
+    "reduced shards", "no collective was given the shards of one parameter as if they were copies"
+)
 _NO_CLIPPING: Final = NothingThere(
     "clipping of other gradients",
     "no clipping was seen of gradients that the optimizer does not apply as they were",
@@ -58,6 +69,7 @@ _VIEWS: Final[Mapping[type[Event], type[SeenView[Any]]]] = {
     PositionsRounded: PositionsView,
     CastsReused: CastsView,
     ClipMissed: ClipView,
+    ShardsCombined: ShardsView,
 }
 _MOST_LOOKS: Final = 64
 _MOST_OPEN: Final = 4096
@@ -68,8 +80,8 @@ _Optimizer = tuple[str, str]
 class UpdateAligner(Aligner):
     """Shows the looked-at steps of an optimizer when all ranks have taken the same one."""
 
-    needs = (OptimizerUpdate, ModelPlan, ReducedInType, PositionsRounded, CastsReused, ClipMissed)
-    builds = (UpdateView, NormView, ReductionView, PositionsView, CastsView, ClipView)
+    needs = (OptimizerUpdate, ModelPlan, *_VIEWS)
+    builds = (UpdateView, NormView, *_VIEWS.values())
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -88,6 +100,7 @@ class UpdateAligner(Aligner):
             PositionsRounded: (PositionsView, _NO_POSITIONS),
             CastsReused: (CastsView, _NO_AUTOCAST),
             ClipMissed: (ClipView, _NO_CLIPPING),
+            ShardsCombined: (ShardsView, _NO_SHARDS),
         }
         gaps = {view: gap for kind, (view, gap) in never.items() if kind not in self._seen}
         if not self._looks:

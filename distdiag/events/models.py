@@ -333,6 +333,19 @@ class PartialRead(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
+class ShardsCombined(Event, frozen=True, kw_only=True):
+    """The program reduces or broadcasts, over `ranks`, the memory of their parts of one parameter.
+
+    Or those of its gradient. `reduce_op` is empty where nothing is reduced.
+    """
+
+    parameter: str
+    is_gradient: bool
+    ranks: tuple[int, ...]
+    reduce_op: str
+    site: CallSite
+
+
 class PartsSummed(Event, frozen=True, kw_only=True):
     """A module in training adds up what its matrices make, over the ranks of a process group.
 

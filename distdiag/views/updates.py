@@ -9,6 +9,7 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from distdiag.config.numerics import NumericsConfig
 from distdiag.events.base import CallSite, Event
+from distdiag.events.models import ShardsCombined
 from distdiag.events.ranks import RankSet
 from distdiag.events.updates import (
     CastsReused,
@@ -158,6 +159,12 @@ class PositionsView(SeenView[PositionsRounded]):
 
 class CastsView(SeenView[CastsReused]):
     """A step between two passes of one autocast region."""
+
+    __slots__ = ()
+
+
+class ShardsView(SeenView[ShardsCombined]):
+    """A collective that is given different parts of one parameter as if they were copies."""
 
     __slots__ = ()
 
