@@ -183,6 +183,7 @@ def step_norms(
 ) -> StepNorms | None:
     """Return the norms of one step over all ranks; None if not all is known for them."""
     squares: dict[int, float] = {}
+    own: dict[int, float] = dict.fromkeys(looks, 0.0)
     for rank, look in looks.items():
         if len(look.tensors) >= MOST_TENSORS:
             return None  # there may be more
@@ -191,11 +192,16 @@ def step_norms(
             if not copies or not math.isfinite(each.gradient_norm):
                 return None
             squares[copies] = squares.get(copies, 0.0) + each.gradient_norm**2
+            own[rank] += each.gradient_norm**2
     once = {copies: square / copies for copies, square in squares.items()}
     fewest = min(once, default=0)
     shared = sum(square for copies, square in once.items() if copies > fewest)
-    sums = sum(once.values()), sum(squares.values()), once.get(fewest, 0.0), shared
-    return StepNorms(next(iter(looks.values())).step, *map(math.sqrt, sums))
+    whole, counted, parts = sum(once.values()), sum(squares.values()), once.get(fewest, 0.0)
+    step = next(iter(looks.values())).step
+    roots = [math.sqrt(each) for each in (whole, counted, parts, shared)]
+    return StepNorms(
+        step, roots[0], roots[1], roots[2], roots[3], tuple(map(math.sqrt, own.values()))
+    )
 
 
 def _copies(plan: TensorPlan | None) -> int:

@@ -99,7 +99,8 @@ class StepNorms(NamedTuple):
     """Norms of the gradients that one step applies, over all ranks.
 
     `whole` counts each number once, `counted` once for each rank that holds it. `shared` is that of
-    parameters that more ranks hold alike than others, `parts` that of these others.
+    parameters that more ranks hold alike than others, `parts` that of these others. `own` is what
+    each rank holds, in the order of the ranks.
     """
 
     step: int
@@ -107,6 +108,7 @@ class StepNorms(NamedTuple):
     counted: float
     parts: float
     shared: float
+    own: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

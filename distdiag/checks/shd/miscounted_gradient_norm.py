@@ -16,12 +16,28 @@ _APART: Final = 1e-3
 
 Norm = Callable[[StepNorms], float]
 
+_OWN: Final[tuple[tuple[str, Norm], ...]] = (
+    ("is that of what each rank holds itself, and another one on each rank", lambda e: e.counted),
+)
 # What is left out may be meant to be clipped by itself; what is counted twice is not.
 _WRONG: Final[tuple[tuple[str, Norm], ...]] = (
     ("counts what several ranks hold alike once for each of them", lambda each: each.counted),
     ("leaves out what several ranks hold alike", lambda each: each.parts),
     ("leaves out what ranks hold in parts", lambda each: each.shared),
 )
+
+
+_CERTAIN: Final = (_OWN[0][0], _WRONG[0][0])
+
+
+def is_own(steps: Sequence[StepNorms]) -> bool:
+    """Say whether each rank clips what it holds by the norm of that alone."""
+    number = min((len(each.own) for each in steps), default=0)
+    return number > 0 and all(bounded(steps, _own_of(place)) for place in range(number))
+
+
+def _own_of(place: int) -> Norm:
+    return lambda each: each.own[place]
 
 
 def bounded(steps: Sequence[StepNorms], norm: Norm) -> tuple[StepNorms, ...]:
@@ -75,7 +91,7 @@ class MiscountedGradientNorm(Check[NormView]):
         """Look for a norm that is the same at clipped steps, while the right one is not."""
         if bounded(view.steps, lambda each: each.whole):
             return
-        for what, norm in _WRONG:
+        for what, norm in _OWN if is_own(view.steps) else _WRONG:
             steps = bounded(view.steps, norm)
             whole = [each.whole for each in steps]
             if not steps or max(whole) - min(whole) <= _APART * max(whole):
@@ -88,7 +104,7 @@ class MiscountedGradientNorm(Check[NormView]):
                 ranks=view.ranks,
                 step=steps[0].step,
                 location=user_location(view.site.frames),
-                severity=None if norm is _WRONG[0][1] else Severity.WARNING,
+                severity=None if what in _CERTAIN else Severity.WARNING,
                 grade=Grade.LIKELY,
                 confidence=0.9,
                 evidence=(

@@ -1,5 +1,6 @@
 """Norms by which gradients are clipped, seen from what is left of the gradients."""
 
+from dataclasses import replace
 from math import hypot, sqrt
 
 import pytest
@@ -43,6 +44,17 @@ def test_a_norm_that_counts_wrongly_is_reported(norm, severity, words):
     assert (finding.severity, finding.grade) == (severity, Grade.LIKELY)
     assert words in finding.message
     assert finding.location.line == 12
+
+
+def test_a_norm_of_what_each_rank_holds_is_reported_as_such():
+    view = clipped(hypot, 0.5)
+    steps = [
+        StepNorms(each.step, hypot(0.1 * n, 0.7), sqrt(0.5), 0.7 - 0.1 * n, 0.1 * n, (0.5, 0.5))
+        for n, each in enumerate(view.steps)
+    ]
+    (finding,) = findings(MiscountedGradientNorm, replace(view, steps=tuple(steps)))
+    assert "is that of what each rank holds itself" in finding.message
+    assert finding.severity is Severity.ERROR
 
 
 def test_some_steps_need_no_clipping():
