@@ -286,3 +286,27 @@ def test_where_the_loss_is_not_known_it_may_be_made_for_it():
 )
 def test_a_sum_that_the_loss_is_made_for_is_not(shown):
     assert not findings(MisscaledGradient, shown)
+
+
+# Gradients of an earlier step in the place of those of this one
+
+
+def once_and_again(is_again):
+    """The first step applies the mean of its gradients, later ones the same, or their own."""
+
+    def mixes(_, before):
+        old = {name: Mix({}, left=sums) for name, sums in before.items()}
+        return old if before and is_again else dict.fromkeys(NAMES, Mix(mean()))
+
+    return view(mixes)
+
+
+def test_the_first_gradient_that_all_steps_apply_is_reported():
+    (finding,) = findings(StaleGradient, replace(once_and_again(is_again=True), stale=frozenset()))
+    assert "the steps 1, 2 apply the gradients of Net that step 0 has applied" in finding.message
+    assert finding.severity is Severity.ERROR
+    assert finding.location.line == 12
+
+
+def test_steps_that_apply_their_own_are_not():
+    assert not judged(once_and_again(is_again=False))
