@@ -42,8 +42,7 @@ def _autocast(wiring: Wiring) -> Sequence[Probe]:
 def _clipping(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.updates.clipping import Clipping
 
-    signals = wiring.signals
-    return [Clipping(wiring.recorder, signals.backward_started, signals.optimizer_stepping)]
+    return [Clipping(wiring.recorder, wiring.signals.optimizer_stepping)]
 
 
 def _buffer_casts(wiring: Wiring) -> Sequence[Probe]:

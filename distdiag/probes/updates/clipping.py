@@ -17,6 +17,7 @@ from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.call_sites import caller, site_here
 from distdiag.probes.guard import guard
 from distdiag.probes.models.optimizer_state import parameters_of
+from distdiag.probes.models.own_steps import FIRST_STEPS
 from distdiag.probes.tensors.by_identity import WeakMembers
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
@@ -29,7 +30,7 @@ it may, is larger: scalers begin with 65536."""
 
 @dataclass(slots=True)
 class _Clip:
-    """What was clipped since the last backward pass began."""
+    """What was clipped since the last step."""
 
     held: frozenset[int]
     max_norm: float
@@ -39,7 +40,7 @@ class _Clip:
 
 
 class Clipping(Probe):
-    """Looks at what `clip_grad_norm_` is given, until it has seen a fault; the first call, mostly.
+    """Looks at what `clip_grad_norm_` is given in the first calls.
 
     Two things are told. The gradients are still multiplied by the scale of a loss, and the scaler
     unscales them afterwards. Or no optimizer holds what is given, while one holds gradients.
@@ -50,16 +51,14 @@ class Clipping(Probe):
     def __init__(
         self,
         recorder: Recorder,
-        backward: Signal[object],
         stepping: Signal[Any, FrameType],
     ) -> None:
-        """Know of no clipping; the signals tell of passes and of the steps behind them."""
+        """Know of no clipping; the signal tells of the steps behind it."""
         super().__init__(recorder)
-        self._backward = backward
         self._stepping = stepping
         self._optimizers: WeakMembers[torch.optim.Optimizer] = WeakMembers()
         self._clip: _Clip | None = None
-        self._has_clipped = False
+        self._num_clips = 0
         self._is_apart = False
         self._is_told = False
 
@@ -67,30 +66,26 @@ class Clipping(Probe):
         self._patches.wrap(torch.optim.Optimizer, "__init__", self._after_optimizer)
         self._patches.wrap(clip_grad, "_clip_grads_with_norm_", self._around_clip)
         self._patches.wrap(torch.amp.grad_scaler.GradScaler, "step", self._around_step)
-        self._subscribe(self._backward, self._forget)
         self._subscribe(self._stepping, self._before_step)
 
     def _after_optimizer(self, original: AnyCallable) -> AnyCallable:
         @like(original)
         def init(optimizer: Untyped, *args: object, **kwargs: object) -> object:
             result = original(optimizer, *args, **kwargs)
-            if not self._has_clipped and not self.is_off:
+            if not self._num_clips and not self.is_off:
                 with guard(self.fail):
                     self._optimizers.add(optimizer)
             return result
 
         return init
 
-    def _forget(self, _: object) -> None:
-        self._clip = None
-
     def _around_clip(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def clip_grads_with_norm_(
             parameters: Untyped, max_norm: Untyped, *args: object, **kwargs: object
         ) -> object:
-            is_known = isinstance(parameters, (list, tuple, torch.Tensor))
-            if is_known and not self._is_told and not self.is_off:
+            is_wanted = self._num_clips < FIRST_STEPS and not self._is_told and not self.is_off
+            if is_wanted and isinstance(parameters, (list, tuple, torch.Tensor)):
                 with guard(self.fail):
                     self._note(parameters, max_norm, caller())
             return original(parameters, max_norm, *args, **kwargs)
@@ -104,9 +99,9 @@ class Clipping(Probe):
         held = frozenset(map(id, tensors))
         site = site_here(self.recorder, frame)
         self._clip = _Clip(held, most, len(tensors), number, site)
-        if not self._has_clipped:
-            self._has_clipped = True
+        if not self._num_clips:
             self._is_apart = self._are_apart(tensors)
+        self._num_clips += 1
 
     def _are_apart(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Say whether all gradients that optimizers find now are others than those given.
@@ -143,8 +138,10 @@ class Clipping(Probe):
             self._tell(clip, type(optimizer).__name__, type(scaler).__name__, frame)
 
     def _before_step(self, optimizer: object, frame: FrameType) -> None:
+        if self._clip is None:
+            return
         clip, self._clip = self._clip, None
-        if not self._is_apart or clip is None or self._is_told or self.is_off:
+        if not self._is_apart or self._is_told or self.is_off:
             return
         if isinstance(optimizer, torch.optim.Optimizer):
             with guard(self.fail):
