@@ -140,6 +140,12 @@ def _combined_shards(wiring: Wiring) -> Sequence[Probe]:
     return [CombinedShards(wiring.recorder, wiring.signals.tensors_shared, wiring.models.roots)]
 
 
+def _broken_passes(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.process.broken_passes import BrokenPasses, Moments
+
+    return [BrokenPasses(wiring.recorder, wiring.signals.pick(Moments))]
+
+
 def _clocks(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
 
@@ -387,6 +393,7 @@ PROBES: Final = (
         ("torch", "transformers.modeling_utils"),
         _only("frameworks.transformers", "TransformersPlans"),
     ),
+    ProbeSpec("broken-passes", ("torch", "torch.utils.data.dataloader"), _broken_passes),
     ProbeSpec("combined-shards", ("torch", "torch.distributed.tensor"), _combined_shards),
     ProbeSpec(
         "partial-reads",
