@@ -22,6 +22,8 @@ _MOST_SEEDS: Final = 4
 _FEWEST: Final = 4
 _MANY: Final = 8
 """A data set may well have some samples twice; then a rank would have them twice, too."""
+_WHOLE: Final = 0.9
+"""The last batch of a pass may be dropped."""
 _FEW: Final = 0.05
 _MOST: Final = 0.8
 """Of ranks that each draw half of one data set a quarter of all reads are of samples that the other
@@ -97,7 +99,11 @@ class DivergentSamplerOrder(Check[SampledEpochView | OwnListView]):
     def _of_lists(self, view: OwnListView) -> Iterator[Finding]:
         """Compare the samples themselves where each rank has made a list of its own."""
         passes = view.by_rank
-        is_whole = all(each.is_complete and each.is_training for each in passes.values())
+        # Where a sampler chooses some of the samples, others may choose them as well.
+        is_whole = all(
+            each.is_complete and each.is_training and each.num_indices >= _WHOLE * each.num_samples
+            for each in passes.values()
+        )
         num_equal, share = _in_common(passes) if is_whole else (0, 0.0)
         if num_equal < _MANY or share < _FEW:
             return

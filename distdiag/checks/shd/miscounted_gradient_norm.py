@@ -19,7 +19,8 @@ Norm = Callable[[StepNorms], float]
 _OWN: Final[tuple[tuple[str, Norm], ...]] = (
     ("is that of what each rank holds itself, and another one on each rank", lambda e: e.counted),
 )
-# What is left out may be meant to be clipped by itself; what is counted twice is not.
+# What is left out may be meant to be clipped by itself, as experts often are; what is counted twice
+# is not.
 _WRONG: Final[tuple[tuple[str, Norm], ...]] = (
     ("counts what several ranks hold alike once for each of them", lambda each: each.counted),
     ("leaves out what several ranks hold alike", lambda each: each.parts),
@@ -75,7 +76,8 @@ class MiscountedGradientNorm(Check[NormView]):
     Leaves: The bound, which may have been tuned with the wrong norm.
 
     ## When it is not a defect
-    A part of the parameters is intended to be clipped by a norm of its own.
+    A part of the parameters is intended to be clipped by a norm of its own: a norm that leaves some
+    out is only a note.
 
     If so, add `ignore = ["SHD028"]` to `distdiag.toml`.
 
@@ -104,9 +106,8 @@ class MiscountedGradientNorm(Check[NormView]):
                 ranks=view.ranks,
                 step=steps[0].step,
                 location=user_location(view.site.frames),
-                severity=None if what in _CERTAIN else Severity.WARNING,
-                grade=Grade.LIKELY,
-                confidence=0.9,
+                grade=Grade.LIKELY if what in _CERTAIN else Grade.NOTE,
+                confidence=0.9 if what in _CERTAIN else 0.5,
                 evidence=(
                     Evidence(ranks=view.ranks, summary=f"the norm over all ranks is {shown}"),
                 ),

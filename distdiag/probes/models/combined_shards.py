@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,8 +26,18 @@ from distdiag.record.signals import Signal
 
 class _Shard(NamedTuple):
     name: str
+    owner: weakref.ref[nn.Parameter]
     is_gradient: bool
     members: tuple[int, ...]
+
+    def is_at(self, tensor: torch.Tensor) -> bool:
+        """Say whether it still lies there: memory that was given back may be anything by now."""
+        owner = self.owner()
+        whole: Untyped = owner.grad if self.is_gradient and owner is not None else owner
+        if not is_dtensor(whole):
+            return False
+        local: torch.Tensor = whole._local_tensor
+        return address_of(local) == address_of(tensor) and local.numel() == tensor.numel()
 
 
 class CombinedShards(Probe):
@@ -65,7 +76,7 @@ class CombinedShards(Probe):
             return
         for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
             found = self._shards.get(address_of(tensor) or -1)
-            if found is not None:
+            if found is not None and found.is_at(tensor):
                 ranks = set(dist.get_process_group_ranks(group))
                 if len(ranks) > 1 and ranks <= set(found.members):
                     self._tell(found, sorted(ranks), op)
@@ -82,7 +93,8 @@ class CombinedShards(Probe):
                     address, size = address_of(whole._local_tensor), whole._local_tensor.numel()
                     if address and size < whole.numel():
                         is_gradient = tensor is not parameter
-                        yield address, _Shard(clean_name(name), is_gradient, other_parts(whole))
+                        owner, members = weakref.ref(parameter), other_parts(whole)
+                        yield address, _Shard(clean_name(name), owner, is_gradient, members)
 
     def _tell(self, found: _Shard, ranks: list[int], op: str) -> None:
         self._is_told = True

@@ -131,6 +131,8 @@ class Clipping(Probe):
         clip, self._clip = self._clip, None
         if clip is None or not scaler.is_enabled() or getattr(scaler, "_scale", None) is None:
             return
+        if not getattr(scaler, "_init_scale", 2.0) > 1.0:
+            return  # it only looks for what is not finite
         state = scaler._per_optimizer_states.get(id(optimizer), {})
         is_unscaled = getattr(state.get("stage"), "name", "READY") != "READY"
         held = {id(each) for each in parameters_of(optimizer)}

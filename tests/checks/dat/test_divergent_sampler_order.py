@@ -135,6 +135,8 @@ def test_lists_that_may_be_meant_are_silent(lists):
     assert not in_lists(*lists)
 
 
-@pytest.mark.parametrize("values", [{"is_complete": False}, {"num_backwards": 0}], ids=str)
-def test_passes_that_broke_off_or_do_not_train_are_silent(values):
+@pytest.mark.parametrize(
+    "values", [{"is_complete": False}, {"num_backwards": 0}, {"num_indices": 48}], ids=str
+)
+def test_passes_that_broke_off_or_do_not_train_or_choose_are_silent(values):
     assert not in_lists(range(96), [*range(48), *range(100, 148)], **values)

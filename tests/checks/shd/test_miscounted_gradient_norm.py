@@ -31,17 +31,18 @@ def twice(parts, shared):
 
 
 @pytest.mark.parametrize(
-    ("norm", "severity", "words"),
+    ("norm", "grade", "words"),
     [
-        (twice, Severity.ERROR, "counts what several ranks hold alike once for each of them"),
-        (lambda parts, _: parts, Severity.WARNING, "leaves out what several ranks hold alike"),
-        (lambda _, shared: shared, Severity.WARNING, "leaves out what ranks hold in parts"),
+        (twice, Grade.LIKELY, "counts what several ranks hold alike once for each of them"),
+        (lambda parts, _: parts, Grade.NOTE, "leaves out what several ranks hold alike"),
+        (lambda _, shared: shared, Grade.NOTE, "leaves out what ranks hold in parts"),
     ],
     ids=["twice", "parts", "shared"],
 )
-def test_a_norm_that_counts_wrongly_is_reported(norm, severity, words):
+def test_a_norm_that_counts_wrongly_is_reported(norm, grade, words):
     (finding,) = findings(MiscountedGradientNorm, clipped(norm, 0.5))
-    assert (finding.severity, finding.grade) == (severity, Grade.LIKELY)
+    assert finding.grade is grade
+    assert (finding.severity is Severity.ERROR) == (grade is Grade.LIKELY)
     assert words in finding.message
     assert finding.location.line == 12
 

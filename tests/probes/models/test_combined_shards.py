@@ -54,6 +54,16 @@ def test_copies_may_be_combined(observed: Observed) -> None:
     assert not combined(observed, Replicate(), is_gradient=True)
 
 
+def test_memory_that_was_a_shard_may_be_used_for_something_else(observed: Observed) -> None:
+    observed.install("collectives", "steps", "combined-shards")
+    net = model(init_device_mesh("cpu", (2,)), Shard(0))
+    dist.all_reduce(torch.ones(1))  # what there is now is known from here on
+    memory = local(net.weight.grad)
+    net.weight.grad = None
+    dist.all_reduce(memory)
+    assert not observed.events(ShardsCombined)
+
+
 def test_another_tensor_may_be(observed: Observed) -> None:
     observed.install("collectives", "steps", "combined-shards")
     net = model(init_device_mesh("cpu", (2,)), Shard(0))
