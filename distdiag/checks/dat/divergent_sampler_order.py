@@ -60,6 +60,7 @@ class DivergentSamplerOrder(Check[SampledEpochView | OwnListView]):
 
     ## References
     - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    - https://github.com/pytorch/pytorch/issues/70103
     """
 
     code = "DAT003"

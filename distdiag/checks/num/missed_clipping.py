@@ -27,7 +27,8 @@ class MissedClipping(Check[ClipView]):
 
     ## How to fix
     Call `scaler.unscale_(optimizer)` once before the gradients are clipped. Give
-    `clip_grad_norm_` the parameters that the optimizer holds, listed after the model was wrapped.
+    `clip_grad_norm_` or `clip_grads_with_norm_` the parameters that the optimizer holds, not their
+    gradients, listed after the model was wrapped.
 
     Changes: The size of the steps.
 
@@ -40,6 +41,8 @@ class MissedClipping(Check[ClipView]):
 
     ## References
     - https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping
+    - https://github.com/Lightning-AI/pytorch-lightning/issues/9599
+    - https://github.com/huggingface/transformers/pull/46113
     """
 
     code = "NUM043"

@@ -83,6 +83,7 @@ class MiscountedGradientNorm(Check[NormView]):
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
+    - https://github.com/NVIDIA-NeMo/RL/pull/3788
     """
 
     code = "SHD028"

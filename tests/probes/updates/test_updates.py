@@ -209,12 +209,20 @@ def clip_earlier(_: nn.Module, earlier: list[nn.Parameter]) -> None:
     torch.nn.utils.clip_grad_norm_(earlier, 1.0)
 
 
+def clip_gradients(model: nn.Module, _: list[nn.Parameter]) -> None:
+    found = [each.grad for each in model.parameters() if each.grad is not None]
+    norm = torch.nn.utils.get_total_norm(found)
+    torch.nn.utils.clip_grads_with_norm_(found, 1.0, norm)
+
+
 def clip_some(model: nn.Module, _: list[nn.Parameter]) -> None:
     torch.nn.utils.clip_grad_norm_(model[2].parameters(), 1.0)
 
 
 @pytest.mark.parametrize(
-    ("clip", "num_events"), [(clip_copies, 1), (clip_earlier, 1), (clip_some, 0)], ids=str
+    ("clip", "num_events"),
+    [(clip_copies, 1), (clip_earlier, 1), (clip_gradients, 1), (clip_some, 0)],
+    ids=str,
 )
 def test_clipping_of_what_no_optimizer_holds(
     observed: Observed,
