@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import FrameType
@@ -215,8 +216,8 @@ _LOOKED_AT: Final = 64
 workers."""
 
 
-_MOST_HASHED: Final = 1 << 17
-"""Longer passes are not compared: to hash so many samples takes about a second in all."""
+_MOST_SECONDS: Final = 1.0
+"""Passes whose samples take longer to hash are not compared."""
 
 
 class LeastDigests:
@@ -228,22 +229,22 @@ class LeastDigests:
     def __init__(self) -> None:
         self._kept: list[str] = []
         self._num = 0
+        self._seconds = 0.0
         self._is_known = True
 
-    def add(self, rows: Sequence[str], size: int) -> None:
+    def add(self, batch: object, size: int) -> None:
         """Take in a batch of so many samples."""
         self._num += size
         if not self._is_known:
             return
+        begin = time.perf_counter()
+        rows = rows_of(batch, size)
         kept = sorted([*self._kept, *rows])
         has_equal = any(one == other for one, other in pairwise(kept))
-        self._is_known = len(rows) == size > 0 and self._num <= _MOST_HASHED and not has_equal
+        self._seconds += time.perf_counter() - begin
+        is_cheap = self._seconds <= _MOST_SECONDS
+        self._is_known = len(rows) == size > 0 and is_cheap and not has_equal
         self._kept = kept[:MOST_LEAST] if self._is_known else []
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether more is of use."""
-        return self._is_known
 
     def least(self, number: int) -> tuple[str, ...]:
         """Return them if all of so many samples were looked at."""
@@ -418,8 +419,8 @@ class SamplerProbe(Probe):
         room = _MOST_ROWS - len(mine.contents)
         if mine.number == 0 and 0 < size <= room and mine.sampler.num_replicas:
             mine.contents += rows_of(batch, size)
-        if mine.least is not None and mine.least.goes_on:
-            mine.least.add(rows_of(batch, size), size)
+        if mine.least is not None:
+            mine.least.add(batch, size)
         if is_grad_enabled():
             self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
 
