@@ -1,6 +1,7 @@
 """SHD028: gradients are clipped by a norm that counts some of them wrongly."""
 
 from collections.abc import Callable, Iterator, Sequence
+from math import isclose, sqrt
 from typing import Final
 
 from distdiag.checks.base import Check
@@ -51,6 +52,17 @@ def bounded(steps: Sequence[StepNorms], norm: Norm) -> tuple[StepNorms, ...]:
     return found if len(found) >= NUM_LOOKS else ()
 
 
+def is_round(value: float) -> bool:
+    """Say whether somebody may have written a number so: with two digits at most."""
+    return isclose(value, float(f"{value:.1e}"), rel_tol=_SAME)
+
+
+def is_round_but_for(bound: float, number: int) -> bool:
+    """Say whether a bound is round if it is multiplied or divided by the root of a number."""
+    root = sqrt(number)
+    return not is_round(bound) and (is_round(bound * root) or is_round(bound / root))
+
+
 class MiscountedGradientNorm(Check[NormView]):
     """Gradients are clipped by a norm that counts some of them several times, or leaves some out.
 
@@ -92,7 +104,9 @@ class MiscountedGradientNorm(Check[NormView]):
 
     def check(self, view: NormView) -> Iterator[Finding]:
         """Look for a norm that is the same at clipped steps, while the right one is not."""
-        if bounded(view.steps, lambda each: each.whole):
+        right = bounded(view.steps, lambda each: each.whole)
+        if right:
+            yield from self._all_counted(view, right)
             return
         for what, norm in _OWN if is_own(view.steps) else _WRONG:
             steps = bounded(view.steps, norm)
@@ -114,3 +128,21 @@ class MiscountedGradientNorm(Check[NormView]):
                 ),
             )
             return
+
+    def _all_counted(self, view: NormView, steps: Sequence[StepNorms]) -> Iterator[Finding]:
+        """Note a bound that is odd by itself, and round but for the number of ranks."""
+        bound, number = steps[0].whole, len(view.ranks)
+        if not is_round_but_for(bound, number):
+            return
+        yield self.finding(
+            f"the gradients of {view.model} are clipped to the norm {bound:.6g}, which is a round "
+            f"number but for the root of {number}, the number of ranks: the norm by which they are "
+            f"clipped may be {sqrt(number):.4g} times too large, or too small",
+            ranks=view.ranks,
+            step=steps[0].step,
+            location=user_location(view.site.frames),
+            grade=Grade.NOTE,
+            confidence=0.5,
+            evidence=f"so it is at {len(steps)} steps; a norm that is added up over ranks which "
+            "all hold the same gradients, or averaged over those that hold parts, is off so",
+        )

@@ -77,3 +77,22 @@ def test_some_steps_need_no_clipping():
 )
 def test_other_norms_are_silent(view):
     assert not findings(MiscountedGradientNorm, view)
+
+
+@pytest.mark.parametrize(
+    ("factor", "bound", "words"),
+    [
+        (sqrt(2), 0.1, "to the norm 0.0707107, which is a round number but for the root of 2"),
+        (1 / sqrt(2), 1.0, "may be 1.414 times too large, or too small"),
+    ],
+)
+def test_a_bound_that_only_the_number_of_ranks_makes_odd_is_a_note(factor, bound, words):
+    view = clipped(lambda parts, shared: factor * hypot(parts, shared), bound)
+    (finding,) = findings(MiscountedGradientNorm, view)
+    assert finding.grade is Grade.NOTE
+    assert words in finding.message
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.5, 0.25, 0.123])
+def test_other_bounds_are_silent(bound):
+    assert not findings(MiscountedGradientNorm, clipped(hypot, bound))
