@@ -82,10 +82,13 @@ class Clipping(Probe):
         return init
 
     def _around_clip(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
+        # Without the mark that other wrappers bear: a step may be compiled as a whole.
+        @like(original)
         def clip_grads_with_norm_(
             parameters: Untyped, max_norm: Untyped, *args: object, **kwargs: object
         ) -> object:
+            if torch.compiler.is_compiling():
+                return original(parameters, max_norm, *args, **kwargs)
             is_wanted = self._num_clips < FIRST_STEPS and not self._is_told and not self.is_off
             if is_wanted and isinstance(parameters, (list, tuple, torch.Tensor)):
                 with guard(self.fail):
@@ -114,7 +117,7 @@ class Clipping(Probe):
         found = [p for o in self._optimizers for p in parameters_of(o)]
         given, held = set(map(id, tensors)), set(map(id, found))
         own = [each for each in found if each.grad is not None]
-        if not own or given & held or torch.compiler.is_compiling():
+        if not own or given & held:
             return False
         having = [each.shape for each in tensors if each.grad is not None]
         return not having or sorted(having) == sorted(each.shape for each in own)

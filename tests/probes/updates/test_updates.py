@@ -239,6 +239,20 @@ def test_clipping_of_what_no_optimizer_holds(
     assert len(observed.events(ClipMissed)) == num_events
 
 
+def test_clipping_may_be_compiled_as_a_whole(observed: Observed) -> None:
+    observed.install("steps", "clipping")
+    model = network()
+    model(torch.ones(2, 16)).sum().backward()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def clip() -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    assert clip() > 1.0
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    assert torch.nn.utils.get_total_norm(gradients) <= 1.0 + 1e-6
+
+
 def test_an_optimizer_that_copies_gradients_in_its_step_clips_those_of_the_model(
     observed: Observed,
 ) -> None:
