@@ -104,10 +104,11 @@ def test_a_rank_whose_work_is_thrown_away_is_reported():
     assert finding.ranks == RankSet([2])
 
 
-def test_a_split_into_groups_is_not_reported():
-    assert not judged(
+def test_a_split_into_groups_is_no_more_than_a_note():
+    (finding,) = judged(
         all_alike(lambda rank: {(r, 0): 0.5 for r in ((0, 1), (2, 3))[rank // 2]}, num_ranks=4)
     )
+    assert finding.grade is Grade.NOTE
 
 
 # Steps
@@ -310,3 +311,33 @@ def test_the_first_gradient_that_all_steps_apply_is_reported():
 
 def test_steps_that_apply_their_own_are_not():
     assert not judged(once_and_again(is_again=False))
+
+
+# Groups of ranks that sum the gradients of one model, each for itself
+
+
+def grouped(size, weight=lambda _: 0.5):
+    """Ranks average over groups of this size; `weight` is what a rank begins with."""
+
+    def mixes(rank, _):
+        first = rank - rank % size
+        shares = {(other, 0): 1 / size for other in range(first, first + size)}
+        return dict.fromkeys(NAMES, Mix(shares, weight=weight(rank)))
+
+    return view(mixes, num_ranks=4)
+
+
+def test_groups_that_sum_gradients_of_one_model_apart_are_a_note():
+    (finding,) = judged(grouped(2))
+    assert (finding.code, finding.grade) == ("SHD004", Grade.NOTE)
+    assert "are summed over ranks 0-1 and ranks 2-3, each for itself" in finding.message
+    assert set(finding.subjects) == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [grouped(4), grouped(1), grouped(2, weight=lambda rank: float(rank // 2))],
+    ids=["all ranks", "each alone", "models of their own"],
+)
+def test_sums_over_all_or_of_other_models_are_not(shown):
+    assert not judged(shown)
