@@ -20,6 +20,7 @@ from distdiag.views.alignment import (
     EpochView,
     GatheredRowsView,
     LoneStepsView,
+    OwnListView,
     ResumedLoaderView,
     SampledEpochView,
     ScheduleView,
@@ -132,6 +133,9 @@ _NO_EPOCH: Final = NothingThere("passes over data sets", "no pass over a data se
 _NO_SAMPLER: Final = NothingThere(
     "samplers of parts or epochs", "no sampler was seen that says its part of the data or its epoch"
 )
+_NO_LIST: Final = NothingThere(
+    "lists of samples", "no pass was seen over a data set that nothing divides by indices"
+)
 _NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
 _NO_RESUME: Final = NothingThere("resumed loaders", "no loader that was given a state was used")
 _NO_SAMPLE: Final = NothingThere(
@@ -168,6 +172,7 @@ class DataAligner(Aligner):
     builds = (
         EpochView,
         SampledEpochView,
+        OwnListView,
         ScheduleView,
         GatheredRowsView,
         ResumedLoaderView,
@@ -181,7 +186,7 @@ class DataAligner(Aligner):
         self._events = SideBySide(job.world)
         self._seen: set[type[Event]] = set()
         self._has_sampler = self._has_drawn = self._has_resumed = False
-        self._has_come_again = False
+        self._has_come_again = self._has_lists = False
         self._reduced = ReducedModels()
         self._contents = SampleContents()
         self._broken_off: dict[int, EpochFed] = {}
@@ -194,6 +199,8 @@ class DataAligner(Aligner):
         }
         if not self._has_sampler:
             gaps[SampledEpochView] = gaps.get(EpochView, _NO_SAMPLER)
+        if not self._has_lists:
+            gaps[OwnListView] = gaps.get(EpochView, _NO_LIST)
         if not self._has_drawn:
             gaps[AugmentationView] = gaps.get(EpochView, _NO_FETCH)
         if not self._has_come_again:
@@ -241,6 +248,9 @@ class DataAligner(Aligner):
         if any(map(_is_readable, by_rank.values())):
             self._has_sampler = True
             yield replace(alignment.show_as(SampledEpochView, {}), are_reduced=are_reduced)
+        if len(by_rank) > 1 and all(one.least for one in by_rank.values()):
+            self._has_lists = True
+            yield replace(alignment.show_as(OwnListView, {}), are_reduced=are_reduced)
         fetches = [fetch for each in by_rank.values() for fetch in each.fetches]
         self._has_drawn |= any(fetch.generators for fetch in fetches)
         are_together = are_reduced or all(set(e.members) >= set(by_rank) for e in by_rank.values())

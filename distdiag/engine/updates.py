@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere
 from distdiag.engine.bounded import MOST_FOLLOWED, Recent
 from distdiag.events.base import Event
-from distdiag.events.models import ModelPlan, kept_ranks, reducing_ranks
+from distdiag.events.models import (
+    KNOWN,
+    ModelPlan,
+    ShardsCombined,
+    TensorPlan,
+    kept_ranks,
+    reducing_ranks,
+)
 from distdiag.events.updates import (
+    MOST_TENSORS,
     CastsReused,
+    ClipMissed,
     OptimizerUpdate,
     PositionsRounded,
     ReducedInType,
@@ -19,12 +29,16 @@ from distdiag.events.updates import (
 from distdiag.views.base import View
 from distdiag.views.updates import (
     CastsView,
+    ClipView,
     Looks,
+    NormView,
     PositionsView,
     ReductionView,
     ScalerView,
     SeenView,
+    ShardsView,
     SkippingView,
+    StepNorms,
     UpdateView,
 )
 
@@ -40,10 +54,22 @@ _NO_POSITIONS: Final = NothingThere(
 _NO_AUTOCAST: Final = NothingThere(
     "steps within autocast", "no optimizer stepped inside an autocast region"
 )
+_NO_NORMS: Final = NothingThere(
+    "norms of sharded gradients", "no model was seen that ranks hold in known parts or copies"
+)
+_NO_SHARDS: Final = NothingThere(
+    "reduced shards", "no collective was given the shards of one parameter as if they were copies"
+)
+_NO_CLIPPING: Final = NothingThere(
+    "clipping of other gradients",
+    "no clipping was seen of gradients that the optimizer does not apply as they were",
+)
 _VIEWS: Final[Mapping[type[Event], type[SeenView[Any]]]] = {
     ReducedInType: ReductionView,
     PositionsRounded: PositionsView,
     CastsReused: CastsView,
+    ClipMissed: ClipView,
+    ShardsCombined: ShardsView,
 }
 _MOST_LOOKS: Final = 64
 _MOST_OPEN: Final = 4096
@@ -54,8 +80,8 @@ _Optimizer = tuple[str, str]
 class UpdateAligner(Aligner):
     """Shows the looked-at steps of an optimizer when all ranks have taken the same one."""
 
-    needs = (OptimizerUpdate, ReducedInType, PositionsRounded, CastsReused)
-    builds = (UpdateView, ReductionView, PositionsView, CastsView)
+    needs = (OptimizerUpdate, ModelPlan, *_VIEWS)
+    builds = (UpdateView, NormView, *_VIEWS.values())
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -63,6 +89,9 @@ class UpdateAligner(Aligner):
         self._looks = Recent(MOST_FOLLOWED, "steps of optimizers", job.forgotten)
         self._shown: Recent[_Optimizer, int] = Recent(4 * MOST_FOLLOWED)
         self._seen: dict[type[Event], Recent[str, dict[int, Event]]] = {}
+        self._plans: Recent[tuple[str, int], dict[str, TensorPlan]]
+        self._plans = Recent(MOST_FOLLOWED * max(1, len(job.world)))
+        self._has_norms = False
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
@@ -70,14 +99,22 @@ class UpdateAligner(Aligner):
             ReducedInType: (ReductionView, _NO_FSDP),
             PositionsRounded: (PositionsView, _NO_POSITIONS),
             CastsReused: (CastsView, _NO_AUTOCAST),
+            ClipMissed: (ClipView, _NO_CLIPPING),
+            ShardsCombined: (ShardsView, _NO_SHARDS),
         }
         gaps = {view: gap for kind, (view, gap) in never.items() if kind not in self._seen}
         if not self._looks:
             gaps[UpdateView] = LIGHT if self.job.only_start else _NO_STEP
+        if not self._has_norms:
+            gaps[NormView] = LIGHT if self.job.only_start else _NO_NORMS
         return gaps
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in a step that one rank has looked at."""
+        if isinstance(event, ModelPlan):
+            plans = self._plans.of((event.model, event.rank), dict)
+            plans.update((plan.name, plan) for plan in event.tensors if plan.requires_grad)
+            return
         if not isinstance(event, OptimizerUpdate):
             yield from self._note(event)
             return
@@ -89,7 +126,9 @@ class UpdateAligner(Aligner):
             self._shown.pop(key, None)
             self._shown[key] = number
             self._shown.shrink()
-            yield self._view(by_rank, number)
+            view = self._view(by_rank, number)
+            yield view
+            yield from self._norms(view)
 
     def end(self) -> Iterator[View]:
         """Show the optimizers that not all ranks have, or not all have stepped as often."""
@@ -101,6 +140,23 @@ class UpdateAligner(Aligner):
             for seen in subjects.values():
                 if not seen.keys() >= set(self.job.world):
                     yield _VIEWS[kind](dict(sorted(seen.items())))
+
+    def _norms(self, view: UpdateView) -> Iterator[NormView]:
+        """Show the norms over all ranks, of a model that has one optimizer."""
+        model = view.any_look.model
+        plans = {rank: self._plans.get((model, rank), {}) for rank in view.by_rank}
+        if not model or sum(key[1] == model for key in self._looks) > 1:
+            return
+        looks: dict[int, dict[int, OptimizerUpdate]] = {}
+        for rank, each in view.by_rank.items():
+            for look in each:
+                looks.setdefault(look.number, {})[rank] = look
+        complete = [by_rank for by_rank in looks.values() if by_rank.keys() == view.by_rank.keys()]
+        found = [step_norms(by_rank, plans) for by_rank in complete]
+        steps = tuple(each for each in found if each is not None)
+        if steps:
+            self._has_norms = True
+            yield NormView(model, view.ranks, steps, view.any_look.site)
 
     def _note(self, event: Event) -> Iterator[View]:
         """Take in what a rank has seen of a thing that is the same on all of them."""
@@ -120,6 +176,38 @@ class UpdateAligner(Aligner):
         return UpdateView(
             {rank: looks for rank, looks in shown.items() if looks}, self.job.numerics
         )
+
+
+def step_norms(
+    looks: Mapping[int, OptimizerUpdate], plans: Mapping[int, Mapping[str, TensorPlan]]
+) -> StepNorms | None:
+    """Return the norms of one step over all ranks; None if not all is known for them."""
+    squares: dict[int, float] = {}
+    own: dict[int, float] = dict.fromkeys(looks, 0.0)
+    for rank, look in looks.items():
+        if len(look.tensors) >= MOST_TENSORS:
+            return None  # there may be more
+        for each in look.tensors:
+            copies = _copies(plans[rank].get(each.name))
+            if not copies or not math.isfinite(each.gradient_norm):
+                return None
+            squares[copies] = squares.get(copies, 0.0) + each.gradient_norm**2
+            own[rank] += each.gradient_norm**2
+    once = {copies: square / copies for copies, square in squares.items()}
+    fewest = min(once, default=0)
+    shared = sum(square for copies, square in once.items() if copies > fewest)
+    whole, counted, parts = sum(once.values()), sum(squares.values()), once.get(fewest, 0.0)
+    step = next(iter(looks.values())).step
+    roots = [math.sqrt(each) for each in (whole, counted, parts, shared)]
+    return StepNorms(
+        step, roots[0], roots[1], roots[2], roots[3], tuple(map(math.sqrt, own.values()))
+    )
+
+
+def _copies(plan: TensorPlan | None) -> int:
+    """Return how many ranks hold the same part of a parameter; 0 if that is not known."""
+    is_known = plan is not None and (plan.mesh is not None or plan.evidence in KNOWN)
+    return max(1, len(plan.replicas)) if plan is not None and is_known else 0
 
 
 class ScalerAligner(Aligner):

@@ -8,6 +8,10 @@ MOST_INDICES = 1 << 16
 """Of passes over so many samples at most it is known exactly which ones were read."""
 
 
+MOST_LEAST = 512
+"""So many digests of samples are kept, the least ones."""
+
+
 class SamplerState(msgspec.Struct, frozen=True, array_like=True):
     """What a sampler and those inside it say of themselves; None: they do not.
 
@@ -70,7 +74,8 @@ class EpochFed(Event, frozen=True, kw_only=True):
     numbers from `begin` to `end` (-1: it has not come to its end). `fetches` are the first ones,
     and `fetched_by` is what seeds workers, or reads a sample. `parts` are what each sample consists
     of, with whether they are whole numbers; `samples` are digests of the parts of some samples,
-    behind their index.
+    behind their index. `least` are the least digests of all samples of the first pass, in their
+    order, where nothing divides the data set; empty if two were equal, or not all were looked at.
     """
 
     stream: str
@@ -100,6 +105,7 @@ class EpochFed(Event, frozen=True, kw_only=True):
     fetched_by: CallSite | None = None
     parts: tuple[tuple[str, bool], ...] = ()
     samples: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    least: tuple[str, ...] = ()
 
     @property
     def place(self) -> tuple[str, int]:

@@ -71,6 +71,21 @@ class Raised(Event, frozen=True, kw_only=True):
     unhooked: str = ""
 
 
+class BrokenPass(Event, frozen=True, kw_only=True):
+    """An exception ended a pass of the training; the program may have caught it.
+
+    `what` is ``forward pass``, ``backward pass`` or ``fetch of a batch``, called at `site`.
+    `frames` are where the exception was raised, innermost first. Of a forward pass nothing is known
+    of the exception, and the event comes when the next one begins.
+    """
+
+    what: str
+    type: str
+    message: str
+    frames: tuple[Frame, ...]
+    site: CallSite
+
+
 class Signalled(Event, frozen=True, kw_only=True):
     """A Python signal handler of the script ran."""
 

@@ -192,7 +192,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
         return self.wrapper == "FSDP1" and self.is_parameter and not self.replicas
 
 
-_KNOWN: Final = (
+KNOWN: Final = (
     ReplicaEvidence.MESH,
     ReplicaEvidence.WRAPPER,
     ReplicaEvidence.BYPASSED,
@@ -206,7 +206,7 @@ def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
     for plan in plans:
         if plan.mesh is not None:
             ranks.update(plan.mesh.ranks)
-        if plan.evidence in _KNOWN:
+        if plan.evidence in KNOWN:
             ranks.update(plan.replicas)
     return ranks
 
@@ -330,6 +330,19 @@ class PartialRead(Event, frozen=True, kw_only=True):
 
     api: str
     placements: tuple[str, ...]
+    site: CallSite
+
+
+class ShardsCombined(Event, frozen=True, kw_only=True):
+    """The program reduces or broadcasts, over `ranks`, the memory of their parts of one parameter.
+
+    Or those of its gradient. `reduce_op` is empty where nothing is reduced.
+    """
+
+    parameter: str
+    is_gradient: bool
+    ranks: tuple[int, ...]
+    reduce_op: str
     site: CallSite
 
 

@@ -1,10 +1,14 @@
 """What is observed of the steps of optimizers: what they change, in which types, what they skip."""
 
 import math
+from typing import Final
 
 import msgspec
 
 from distdiag.events.base import CallSite, Event
+
+MOST_TENSORS: Final = 512
+"""Of an optimizer with more parameters, so many are looked at, evenly spaced."""
 
 
 class TensorUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -128,5 +132,21 @@ class CastsReused(Event, frozen=True, kw_only=True):
 
     optimizer: str
     dtype: str
+    site: CallSite
+    step_site: CallSite
+
+
+class ClipMissed(Event, frozen=True, kw_only=True):
+    """Gradients were clipped to `max_norm`, and the optimizer applies others, or not as they were.
+
+    `scaler` is the class of what unscales them only in the step at `step_site`. Without one, no
+    optimizer holds any of the `num_given` tensors, of which `num_with_gradient` have a gradient.
+    """
+
+    optimizer: str
+    scaler: str
+    max_norm: float
+    num_given: int
+    num_with_gradient: int
     site: CallSite
     step_site: CallSite

@@ -49,13 +49,15 @@ class Loop:
 
     `test` is the condition of a `while` that is not always true, ``""`` for other loops. `exit` is
     the condition of the first `if` in the loop under which it is left, None if there is none.
-    `under` are the conditions in the loop under which the line is reached.
+    `under` are the conditions in the loop under which the line is reached, `handlers` the `except`
+    clauses in it from which the loop goes on without having reached it.
     """
 
     location: Location
     test: str = ""
     exit: Guard | None = None
     under: tuple[Guard, ...] = ()
+    handlers: tuple[Location, ...] = ()
 
     @property
     def is_decided(self) -> bool:
@@ -250,7 +252,27 @@ def loops_around(frame: Frame, outside: frozenset[tuple[str, int]]) -> Iterator[
             test="" if test is None or isinstance(test, ast.Constant) else ast.unparse(test),
             exit=next((_guard(source, frame, each) for each in _exits(node)), None),
             under=under,
+            handlers=tuple(
+                _location(source, frame, each.lineno) for each in _handlers_past(node, frame.line)
+            ),
         )
+
+
+def _handlers_past(loop: ast.AST, line: int) -> Iterator[ast.ExceptHandler]:
+    """Yield each `except` in a loop's own body after which the loop goes on past a line.
+
+    The line is in its `try`, or behind that, and the clause goes on with the next pass.
+    """
+    for node in _own_body(loop):
+        if not isinstance(node, ast.Try):
+            continue
+        is_in = any(_holds(each, line) for each in node.body)
+        is_behind = line > (node.end_lineno or node.lineno)
+        for handler in node.handlers:
+            ends = handler.body[-1]
+            is_kept = not isinstance(ends, ast.Raise | ast.Break | ast.Return)
+            if (is_in and is_kept) or (is_behind and isinstance(ends, ast.Continue)):
+                yield handler
 
 
 def is_cleanup(inside: Frame, after: Frame) -> bool:
@@ -268,15 +290,20 @@ def is_cleanup(inside: Frame, after: Frame) -> bool:
 
 def _exits(loop: ast.AST) -> Iterator[ast.If]:
     """Yield each `if` of a loop's own body under which the loop is left."""
+    ends = (ast.Break, ast.Return)
+    for node in _own_body(loop):
+        if isinstance(node, ast.If) and node.body and isinstance(node.body[-1], ends):
+            yield node
+
+
+def _own_body(loop: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is in a loop, but for loops and functions in it."""
     pending = list(getattr(loop, "body", []))
     while pending:
         node = pending.pop(0)
-        if isinstance(node, (*_LOOPS, *_FUNCTIONS, ast.ClassDef, ast.Lambda)):
-            continue
-        ends = (ast.Break, ast.Return)
-        if isinstance(node, ast.If) and node.body and isinstance(node.body[-1], ends):
+        if not isinstance(node, (*_LOOPS, *_FUNCTIONS, ast.ClassDef, ast.Lambda)):
             yield node
-        pending[:0] = ast.iter_child_nodes(node)
+            pending[:0] = ast.iter_child_nodes(node)
 
 
 def _is_left_under(loop: ast.AST, guard: Guard) -> bool:

@@ -134,6 +134,18 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
     return [snapshots, _loss_weights(wiring, snapshots), _gradients(wiring, snapshots), *clocks]
 
 
+def _combined_shards(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.models.combined_shards import CombinedShards
+
+    return [CombinedShards(wiring.recorder, wiring.signals.tensors_shared, wiring.models.roots)]
+
+
+def _broken_passes(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.process.broken_passes import BrokenPasses, Moments
+
+    return [BrokenPasses(wiring.recorder, wiring.signals.pick(Moments))]
+
+
 def _clocks(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
 
@@ -381,6 +393,8 @@ PROBES: Final = (
         ("torch", "transformers.modeling_utils"),
         _only("frameworks.transformers", "TransformersPlans"),
     ),
+    ProbeSpec("broken-passes", ("torch", "torch.utils.data.dataloader"), _broken_passes),
+    ProbeSpec("combined-shards", ("torch", "torch.distributed.tensor"), _combined_shards),
     ProbeSpec(
         "partial-reads",
         ("torch", "torch.distributed.tensor"),

@@ -192,6 +192,12 @@ class SampledEpochView(EpochView):
     are_reduced: bool = False
 
 
+class OwnListView(SampledEpochView):
+    """The same where nothing divides the data set by indices, and samples were looked at."""
+
+    __slots__ = ()
+
+
 class GatheredRowsView(Alignment[RowsGathered]):
     """Rows of a last batch that were gathered."""
 

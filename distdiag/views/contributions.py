@@ -288,7 +288,8 @@ class ContributionView(View):
 
     `events` are those of the first sampled step. `copies` are the parameters that were the same
     then on all ranks that hold them, `plans` are those of any rank. `stale` are the steps before
-    which a gradient was there that had been applied in the step before.
+    which a gradient was there that had been applied in the step before. `frozen` are those that
+    apply what the first sampled step did, number for number, though other gradients were given.
     """
 
     model: str
@@ -298,6 +299,7 @@ class ContributionView(View):
     copies: frozenset[str] = frozenset()
     plans: Mapping[str, TensorPlan] = field(default_factory=dict)
     stale: frozenset[int] = frozenset()
+    frozen: frozenset[int] = frozenset()
 
     @property
     def supersedes(self) -> Hashable:
@@ -349,6 +351,20 @@ def is_left_over(before: Mapping[int, GradientSums], now: Mapping[int, GradientS
     square = float(other @ other)
     factor = float(one @ other) / square if square else 0.0
     return factor > 0 and bool(np.linalg.norm(one - factor * other) <= ALIKE * np.linalg.norm(one))
+
+
+def is_frozen(first: Mapping[int, GradientSums], now: Mapping[int, GradientSums]) -> bool:
+    """Say whether a step applies the very gradients of an earlier one, and was given others."""
+    found = []
+    for rank in first.keys() & now.keys():
+        old = {each.name: each for each in first[rank].gradients}
+        pairs = [(old[each.name], each) for each in now[rank].gradients if each.name in old]
+        found += [
+            one.applied == other.applied
+            for one, other in pairs
+            if any(one.applied) and any(other.applied) and one.passes != other.passes
+        ]
+    return len(found) >= FEWEST and all(found)
 
 
 _Named = Mapping[int, GradientSum]

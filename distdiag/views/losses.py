@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from distdiag.events.base import CallSite
 from distdiag.events.losses import LossPass, LossWeights
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
@@ -71,6 +72,8 @@ class LossView(View):
     gradients by more than one, between a backward pass and a step. `scalings` are all factors by
     which it has multiplied them. `sequences` is what ranks of the run exchange around attention.
     `is_measured`: no wrapper tells how gradients are combined, but the gradients themselves do.
+    `resummed` are the steps before which the program added up, at `sum_site`, gradients over the
+    ranks whose wrapper had averaged them, so that they became larger by the number of these ranks.
     """
 
     optimizer: str
@@ -81,6 +84,8 @@ class LossView(View):
     scalings: frozenset[float] = frozenset()
     sequences: tuple[SequenceView, ...] = ()
     is_measured: bool = False
+    resummed: tuple[int, ...] = ()
+    sum_site: CallSite | None = None
 
     @property
     def supersedes(self) -> Hashable:

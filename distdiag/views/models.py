@@ -223,12 +223,16 @@ class ExpertContents(ContentView):
 
 @dataclass(frozen=True, slots=True)
 class ScalingView(View):
-    """By what each rank multiplied its gradients between the backward pass and the step."""
+    """By what each rank multiplied its gradients between the backward pass and the step.
+
+    `num_elements` is how many numbers these gradients have.
+    """
 
     model: str
     step: int
     by_rank: Mapping[int, float]
     sites: Mapping[int, CallSite] = field(default_factory=dict)
+    num_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from distdiag.config.numerics import NumericsConfig
-from distdiag.events.base import Event
+from distdiag.events.base import CallSite, Event
+from distdiag.events.models import ShardsCombined
 from distdiag.events.ranks import RankSet
 from distdiag.events.updates import (
     CastsReused,
+    ClipMissed,
     OptimizerUpdate,
     PositionsRounded,
     ReducedInType,
@@ -93,6 +95,40 @@ def _is_lost(one: TensorUpdate) -> bool:
     return one.num_sampled > 0 and is_still and has_rate
 
 
+class StepNorms(NamedTuple):
+    """Norms of the gradients that one step applies, over all ranks.
+
+    `whole` counts each number once, `counted` once for each rank that holds it. `shared` is that of
+    parameters that more ranks hold alike than others, `parts` that of these others. `own` is what
+    each rank holds, in the order of the ranks.
+    """
+
+    step: int
+    whole: float
+    counted: float
+    parts: float
+    shared: float
+    own: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NormView(View):
+    """The norms of the gradients of one model, at the steps of its optimizer that were looked at.
+
+    All of its parameters are known to be held in parts or as copies by these ranks.
+    """
+
+    model: str
+    ranks: RankSet
+    steps: tuple[StepNorms, ...]
+    site: CallSite
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when fewer steps had been looked at."""
+        return "norms", self.model
+
+
 @dataclass(frozen=True, slots=True)
 class SeenView(View, Generic[E]):
     """What ranks have seen of one thing, when all of them have, or at the end."""
@@ -125,6 +161,18 @@ class PositionsView(SeenView[PositionsRounded]):
 
 class CastsView(SeenView[CastsReused]):
     """A step between two passes of one autocast region."""
+
+    __slots__ = ()
+
+
+class ShardsView(SeenView[ShardsCombined]):
+    """A collective that is given different parts of one parameter as if they were copies."""
+
+    __slots__ = ()
+
+
+class ClipView(SeenView[ClipMissed]):
+    """Clipping of what the optimizer does not apply as it is then."""
 
     __slots__ = ()
 

@@ -8,7 +8,13 @@ from functools import cache
 
 from distdiag.events.gradients import GradientSum, GradientSums
 from distdiag.events.ranks import RankSet
-from distdiag.views.contributions import ContributionView, contributions_of, copies_in, is_left_over
+from distdiag.views.contributions import (
+    ContributionView,
+    contributions_of,
+    copies_in,
+    is_frozen,
+    is_left_over,
+)
 from tests.checks.gradients import ROUNDING
 from tests.checks.streams import event_of, plain_site
 
@@ -76,7 +82,7 @@ def view(mixes_of, num_ranks=2, num_steps=3, num_passes=1, **values):
 
     It gets what the parameters of the step before had applied, by name.
     """
-    found, stale, first, before = [], set(), {}, {}
+    found, stale, frozen, first, before = [], set(), set(), {}, {}
     for step in range(num_steps):
         old = {r: {g.name: g.applied for g in e.gradients} for r, e in before.items()}
         by_rank = {
@@ -85,10 +91,19 @@ def view(mixes_of, num_ranks=2, num_steps=3, num_passes=1, **values):
         }
         if before and is_left_over(before, by_rank):
             stale.add(step)
+        if first and is_frozen(first, by_rank):
+            frozen.add(step)
         first = first or by_rank
         found += contributions_of(step, by_rank, before)
         before = by_rank
     ranks = RankSet(range(num_ranks))
     return ContributionView(
-        "Net", ranks, tuple(found), first, copies_in(first), {}, frozenset(stale)
+        "Net",
+        ranks,
+        tuple(found),
+        first,
+        copies_in(first),
+        {},
+        frozenset(stale),
+        frozenset(frozen),
     )

@@ -1,12 +1,14 @@
 """Steps of optimizers and scalers, side by side."""
 
+import pytest
+
 from distdiag.engine.updates import ScalerAligner, UpdateAligner
-from distdiag.events.models import ModelPlan, Moment, TensorPlan
-from distdiag.events.updates import CastsReused
-from distdiag.views.updates import CastsView, ScalerView, SkippingView, UpdateView
+from distdiag.events.models import ModelPlan, Moment, ReplicaEvidence, TensorPlan
+from distdiag.events.updates import CastsReused, TensorUpdate
+from distdiag.views.updates import CastsView, NormView, ScalerView, SkippingView, UpdateView
 from tests.checks.models import plan
 from tests.checks.streams import event_of, plain_site
-from tests.checks.updates import call, look
+from tests.checks.updates import call, look, tensor
 from tests.engine.aligned import aligned
 
 
@@ -69,3 +71,33 @@ def test_ranks_of_models_of_their_own_are_not_known_to_be_together() -> None:
 
 def test_a_run_without_scalers_says_so() -> None:
     assert aligned(ScalerAligner).why(ScalerView) == "no gradient scaler was used"
+
+
+def held(name: str, *replicas: int) -> TensorPlan:
+    return plan(name, replicas=replicas, evidence=ReplicaEvidence.MESH, requires_grad=True)
+
+
+def norm_of(name: str, norm: float) -> TensorUpdate:
+    return tensor(name, gradient_norm=norm)
+
+
+def test_norms_over_ranks_count_parts_and_copies_once() -> None:
+    plans = [model_of(r, held("part", r), held("copy", 0, 1)) for r in (0, 1)]
+    steps = [
+        look(0, norm_of("part", part), norm_of("copy", 2.0), rank=rank, model="DDP Net")
+        for rank, part in ((0, 3.0), (1, 4.0))
+    ]
+    views = aligned(UpdateAligner, *plans, *steps).views
+    (view,) = [each for each in views if isinstance(each, NormView)]
+    (found,) = view.steps
+    squares = [each**2 for each in found[1:5]]
+    assert squares == pytest.approx([29.0, 33.0, 25.0, 4.0])
+    assert [each**2 for each in found.own] == pytest.approx([13.0, 20.0])
+
+
+def test_norms_are_not_known_where_nothing_tells_who_holds_what() -> None:
+    guessed = plan("part", replicas=(0, 1), evidence=ReplicaEvidence.WORLD, requires_grad=True)
+    plans = [model_of(r, guessed) for r in (0, 1)]
+    steps = [look(0, norm_of("part", 1.0), rank=rank, model="DDP Net") for rank in (0, 1)]
+    views = aligned(UpdateAligner, *plans, *steps).views
+    assert not [each for each in views if isinstance(each, NormView)]

@@ -141,6 +141,15 @@ def _fix(loop: Loop | None) -> str:
             f"Let all ranks decide alike: all_reduce the condition before, or use a value that is "
             f"the same on all ranks, such as the number of the pass. {_OF_ITEMS}"
         )
+    if loop.handlers and not loop.is_decided:
+        where = loop.handlers[0]
+        return (
+            f"Look whether `{where.source}` (line {where.line}) has caught an exception on some "
+            "ranks only: they leave out the collectives of that pass. Log it there. Let all ranks "
+            "skip a pass together: all_reduce a flag before the collectives, and let nothing "
+            f"between them raise. If none was caught, give the loop in line {line} equally many "
+            "items on all ranks."
+        )
     if loop.exit is not None:
         return (
             f"Let all ranks leave the loop together: all_reduce the condition "
@@ -172,6 +181,13 @@ def _conditions(found: UnevenLoop) -> Iterator[Evidence]:
             ranks=found.leavers,
             summary=f"leaves the loop if `{found.loop.exit.text}`",
             location=found.loop.exit.location,
+        )
+    for handler in found.loop.handlers:
+        yield Evidence(
+            ranks=RankSet(found.stayers | found.leavers),
+            summary="an exception that is caught here leaves out the call, on the rank that has "
+            "it alone",
+            location=handler,
         )
     for guard in found.loop.under:
         yield Evidence(

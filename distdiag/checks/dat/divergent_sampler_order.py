@@ -1,5 +1,6 @@
 """DAT003: ranks shuffle one data set differently, so that their parts do not fit together."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -12,18 +13,24 @@ from distdiag.checks.dat.samples import (
     place_of,
     sampler_phrase,
 )
-from distdiag.events.data import EpochFed
+from distdiag.events.data import MOST_LEAST, EpochFed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import SampledEpochView
+from distdiag.views.alignment import OwnListView, SampledEpochView
 
 _MOST_SEEDS: Final = 4
 _FEWEST: Final = 4
 _MANY: Final = 8
 """A data set may well have some samples twice; then a rank would have them twice, too."""
+_WHOLE: Final = 0.9
+"""The last batch of a pass may be dropped."""
+_FEW: Final = 0.05
+_MOST: Final = 0.8
+"""Of ranks that each draw half of one data set a quarter of all reads are of samples that the other
+one has, and of many ranks a third; of ranks that all read the whole, half of them or more."""
 
 
-class DivergentSamplerOrder(Check[SampledEpochView]):
+class DivergentSamplerOrder(Check[SampledEpochView | OwnListView]):
     """Ranks shuffle one data set differently, so that their parts overlap.
 
     ## What you see
@@ -53,14 +60,18 @@ class DivergentSamplerOrder(Check[SampledEpochView]):
 
     ## References
     - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    - https://github.com/pytorch/pytorch/issues/70103
     """
 
     code = "DAT003"
     name = "divergent-sampler-order"
     severity = Severity.WARNING
 
-    def check(self, view: SampledEpochView) -> Iterator[Finding]:
+    def check(self, view: SampledEpochView | OwnListView) -> Iterator[Finding]:
         """Compare what the ranks of different parts read in one pass."""
+        if isinstance(view, OwnListView):
+            yield from self._of_lists(view)
+            return
         if not _are_parts(view.by_rank):
             return
         parts = one_of_each_part(view.by_rank)
@@ -85,6 +96,42 @@ class DivergentSamplerOrder(Check[SampledEpochView]):
             if number >= _MANY:
                 what = f"{number} samples are the same on several ranks though their indices differ"
                 yield self._differs(view, parts, what, "order of the data set")
+
+    def _of_lists(self, view: OwnListView) -> Iterator[Finding]:
+        """Compare the samples themselves where each rank has made a list of its own."""
+        passes = view.by_rank
+        # Where a sampler chooses some of the samples, others may choose them as well.
+        is_whole = all(
+            each.is_complete and each.is_training and each.num_indices >= _WHOLE * each.num_samples
+            for each in passes.values()
+        )
+        num_equal, share = _in_common(passes) if is_whole else (0, 0.0)
+        if num_equal < _MANY or share < _FEW:
+            return
+        first = passes[min(passes)]
+        is_known = view.are_reduced or any(one.members for one in passes.values())
+        yield self.finding(
+            f"about {share:.0%} of the samples that ranks read in pass {first.number + 1} over "
+            f"{first.dataset} are also read by another rank: each rank has a list of its own, and "
+            "these lists are not cut out of the same order",
+            ranks=RankSet(passes),
+            step=first.step,
+            location=place_of(passes),
+            subjects=(first.dataset,),
+            grade=Grade.LIKELY if is_known else Grade.NOTE,
+            confidence=0.85,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"reads {one.num_indices} samples, no two of which are equal; of "
+                    f"{len(one.least)} that were compared, {num_equal} are those of another rank",
+                )
+                for rank, one in passes.items()
+            ),
+            why="In each epoch some samples are trained on several times and others never. The "
+            "order of a set, of `os.listdir` or of a shuffle differs between processes, so that "
+            "the parts that ranks take of it overlap.",
+        )
 
     def _differs(
         self, view: SampledEpochView, parts: Mapping[int, EpochFed], what: str, cause: str
@@ -137,6 +184,23 @@ def _num_padded(parts: Mapping[int, EpochFed]) -> int:
 def _are_whole(parts: Mapping[int, EpochFed]) -> bool:
     is_each = len(parts) == next(iter(parts.values())).sampler.num_replicas
     return is_each and all(one.is_complete for one in parts.values())
+
+
+def _in_common(passes: Mapping[int, EpochFed]) -> tuple[int, float]:
+    """Return how many of the compared samples several ranks have, and the share of such reads.
+
+    Nothing where ranks have all, or all but few: they read one data set, each by itself.
+    """
+    lists = {one.least for one in passes.values()}
+    if len(lists) < 2 or not all(lists) or len({one.num_samples for one in passes.values()}) > 2:
+        return 0, 0.0
+    # What is greater than the last one of a list that is cut may be in it or not.
+    ends = [each[-1] for each in lists if len(each) == MOST_LEAST]
+    reads = [digest for each in lists for digest in each if not ends or digest <= min(ends)]
+    counts = Counter(reads)
+    share = 1 - len(counts) / len(reads)
+    num_equal = sum(number > 1 for number in counts.values())
+    return (num_equal, share) if share <= _MOST * (1 - 1 / len(lists)) else (0, 0.0)
 
 
 def _num_equal(parts: Mapping[int, EpochFed]) -> int:

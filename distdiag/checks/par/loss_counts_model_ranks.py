@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.loss_weights import (
@@ -26,7 +26,7 @@ from distdiag.findings.source import module_of
 from distdiag.views.losses import CombinedLossView, LossView, LossWindow
 from distdiag.views.sequences import SequenceView
 
-# Whether a program multiplies a loss by a number of ranks, as far as its source shows.
+# Whether a program multiplies or divides a loss by a number of ranks, as far as its source shows.
 
 _AXES: Final = "dp|tp|sp|cp|pp|ep|data|tensor|sequence|context|model|pipeline|expert|ulysses|ring"
 _COUNT: Final = re.compile(
@@ -36,28 +36,36 @@ _COUNT: Final = re.compile(
 )
 _GROUP: Final = re.compile(r"group|mesh|(^|_)pg(_|$)", re.IGNORECASE)
 _LOSS: Final = re.compile(r"loss|nll|entropy|objective|total|out|err", re.IGNORECASE)
-_PRODUCTS: Final = ("mul", "mul_", "multiply", "multiply_")
+Sign = Literal["*", "/"]
+_OPERATORS: Final = {"*": ast.Mult, "/": ast.Div}
+_METHODS: Final = {
+    "*": ("mul", "mul_", "multiply", "multiply_"),
+    "/": ("div", "div_", "divide", "divide_", "true_divide"),
+}
 
 
-def is_number_of_ranks(frames: Iterable[Frame], factor: float) -> bool:
+def is_number_of_ranks(frames: Iterable[Frame], factor: float, sign: Sign = "*") -> bool:
     """Say whether a loss is multiplied by a count of ranks there, and none by a literal `factor`.
 
-    The files of the frames are read, and what they import from beside them.
+    Or divided by one, if that is the sign. The files of the frames are read, and what they
+    import from beside them.
     """
-    found = [each for frame in frames if "/torch/" not in frame.file for each in _factors_at(frame)]
+    found = [
+        each for frame in frames if "/torch/" not in frame.file for each in _factors_at(frame, sign)
+    ]
     literals = {each.value for each in found if isinstance(each, ast.Constant)}
     return factor not in literals and any(not isinstance(each, ast.Constant) for each in found)
 
 
 @lru_cache(maxsize=64)
-def _factors_at(frame: Frame) -> tuple[ast.expr, ...]:
+def _factors_at(frame: Frame, sign: Sign) -> tuple[ast.expr, ...]:
     tree = module_of(frame)
     if tree is None:
         return ()
     folder = Path(frame.file).parent
     beside = [folder / f"{name.replace('.', '/')}.py" for name in _imports(tree)]
     trees = [tree, *(module_of(Frame(str(path), 1, "")) for path in beside if path.is_file())]
-    return tuple(factor for each in trees if each is not None for factor in _factors_in(each))
+    return tuple(factor for each in trees if each is not None for factor in _factors_in(each, sign))
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -68,10 +76,10 @@ def _imports(tree: ast.Module) -> Iterator[str]:
             yield node.module
 
 
-def _factors_in(tree: ast.Module) -> Iterator[ast.expr]:
-    """Yield the literals and counts of ranks by which losses are multiplied."""
+def _factors_in(tree: ast.Module, sign: Sign) -> Iterator[ast.expr]:
+    """Yield the literals and counts of ranks by which losses are multiplied, or divided."""
     names = _counting_names(tree)
-    for whole, operands in _products(tree):
+    for whole, operands in _products(tree, sign):
         for operand in operands:
             rest = [each for each in (*whole, *operands) if each is not operand]
             is_factor = isinstance(operand, ast.Constant) or _counts(operand, names)
@@ -79,18 +87,21 @@ def _factors_in(tree: ast.Module) -> Iterator[ast.expr]:
                 yield operand
 
 
-def _products(tree: ast.Module) -> Iterator[tuple[list[ast.expr], list[ast.expr]]]:
-    """Yield what is multiplied, with what it is assigned to if that is known."""
+def _products(tree: ast.Module, sign: Sign) -> Iterator[tuple[list[ast.expr], list[ast.expr]]]:
+    """Yield what is multiplied, or divided, with what it is assigned to if that is known."""
+    operator = _OPERATORS[sign]
     for node in ast.walk(tree):
         match node:
-            case ast.AugAssign(target=target, op=ast.Mult(), value=value):
+            case ast.AugAssign(target=target, op=op, value=value) if isinstance(op, operator):
                 yield [], [target, value]
-            case ast.Assign(targets=targets, value=ast.BinOp(ast.expr() as one, ast.Mult(), other)):
+            case ast.Assign(targets=targets, value=ast.BinOp(one, op, other)) if isinstance(
+                op, operator
+            ):
                 yield targets, [one, other]
-            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            case ast.BinOp(left=left, op=op, right=right) if isinstance(op, operator):
                 yield [], [left, right]
             case ast.Call(func=ast.Attribute(value=value, attr=name), args=args):
-                if name in _PRODUCTS:
+                if name in _METHODS[sign]:
                     yield [], [value, *args]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.checks.base import Check
+from distdiag.checks.par.loss_counts_model_ranks import is_number_of_ranks
 from distdiag.checks.shared.loss_weights import (
     divides_by,
     evidence_of,
@@ -26,6 +27,10 @@ _RANKS: Final = (
     "is divided by the number of elements of all {ranks} ranks, but the gradients are also "
     "averaged over these ranks"
 )
+_SHARE: Final = (
+    "is divided by {ranks}, the number of ranks, but the gradients are also averaged over these "
+    "ranks"
+)
 
 
 class RepeatedLossDivision(Check[LossView | CombinedLossView]):
@@ -42,6 +47,10 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
         accelerator.backward(loss / 4)
         # right
         accelerator.backward(loss)
+        # wrong: DDP averages over the ranks, too
+        (loss / dist.get_world_size()).backward()
+        # right
+        loss.backward()
 
     ## How to fix
     Remove one of the two divisions. Or multiply the loss by the number of ranks over which the
@@ -54,7 +63,8 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
     ## When it is not a defect
     The weights of all elements of a step are intended to add up to less than one.
 
-    If so, add `ignore = ["PAR002"]` to `distdiag.toml`.
+    If so, add `ignore = ["PAR002"]` to `distdiag.toml`. A division by as many as there are ranks is
+    a note where the source does not show that the divisor counts ranks.
 
     ## References
     - https://github.com/huggingface/accelerate/issues/3533
@@ -76,7 +86,9 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
             return
         window = windows[-1]
         is_sure = len(windows) > 1 and not _may_be_half(window)
-        number = len(view.ranks) if division is _RANKS else window.num_passes
+        if division is _SHARE:
+            is_sure = is_sure and _counts_ranks(window)
+        number = len(view.ranks) if division in (_RANKS, _SHARE) else window.num_passes
         what = division.format(passes=number, ranks=number)
         yield self.finding(
             f"the loss of step {window.step} {what}: the weights of its elements add up to "
@@ -99,7 +111,7 @@ def _found_in(window: LossWindow, view: LossView) -> str:
     expected = [1 / num_passes, 1 / (num_passes * len(window.by_rank))]
     if division in (_TWICE, _AGAIN) and any(is_close(total, each) for each in expected):
         return division
-    if division == _RANKS and is_close(total, 1 / len(window.by_rank)):
+    if division in (_RANKS, _SHARE) and is_close(total, 1 / len(window.by_rank)):
         return "" if view.is_multiplied else division
     return ""
 
@@ -111,6 +123,9 @@ def _division(rank: int, each: LossPass, window: LossWindow) -> str:
     if len(of_steps) == 2 and len(factors) == 2:
         # If losses are added up in between, the inner one is the share of one of them.
         return _TWICE if factors[0].num_terms == 1 else ""
+    if num_passes != num_ranks > 1 and each.reduction == "mean" and len(factors) == 1:
+        is_averaged = is_close(window.divisor, num_ranks)
+        return _SHARE if is_averaged and divides_by(factors[0], num_ranks) else ""
     of_all = num_counted(p for _, p in window.passes())
     counts = [f for f in factors if f.op == "/" and f.value == of_all]
     if num_ranks > 1 and factors == counts and len(counts) == 1:
@@ -119,6 +134,12 @@ def _division(rank: int, each: LossPass, window: LossWindow) -> str:
     rest = [f for f in factors if f not in counts and f not in of_steps[:1]]
     is_left = all(_multiplies_by(f, num_ranks) for f in rest) and len(rest) <= 1
     return _AGAIN if len(counts) == 1 and of_steps and is_left else ""
+
+
+def _counts_ranks(window: LossWindow) -> bool:
+    """Say whether the program is seen to divide by a number of ranks: it may be another two."""
+    frames = [frame for event in window.by_rank.values() for frame in event.site.frames]
+    return is_number_of_ranks(dict.fromkeys(frames), len(window.by_rank), "/")
 
 
 def _multiplies_by(factor: Factor, number: int) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.checks.base import Check
+from distdiag.checks.shared.loss_weights import is_close, known_windows, total_weight
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.checks.shd.partly_reduced_gradient import FEWEST_STEPS, in_words
 from distdiag.events.gradients import GradientSums
@@ -12,6 +13,7 @@ from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.contributions import ALIKE, Contribution, ContributionView
 from distdiag.views.experts import is_of_expert
+from distdiag.views.losses import LossView
 
 _MOST_LEFT_OUT: Final = 0.5
 """More than this part of the others is no exception, but a way of its own."""
@@ -60,7 +62,7 @@ def _whole(found: Contribution, factor: float | None) -> float:
     return next((f for f in (number, 1 / number) if abs(factor - f) <= ALIKE * f), 0.0)
 
 
-class MisscaledGradient(Check[ContributionView]):
+class MisscaledGradient(Check[ContributionView | LossView]):
     """Gradients are multiplied by a number that does not belong to them.
 
     ## What you see
@@ -95,10 +97,39 @@ class MisscaledGradient(Check[ContributionView]):
     name = "misscaled-gradient"
     severity = Severity.ERROR
 
-    def check(self, view: ContributionView) -> Iterator[Finding]:
+    def check(self, view: ContributionView | LossView) -> Iterator[Finding]:
         """Judge the vector of all parameters, and those that do not share it."""
+        if isinstance(view, LossView):
+            yield from self._summed_twice(view)
+            return
         yield from self._divided(view)
         yield from self._odd(view)
+
+    def _summed_twice(self, view: LossView) -> Iterator[Finding]:
+        if len(view.resummed) < FEWEST_STEPS:
+            return
+        weights = [total_weight(window) for window in known_windows(view)]
+        known = [weight for weight in weights if weight]
+        if not all(is_close(weight, 1.0) for weight in known):
+            return  # the loss may be made for it
+        first = min(view.resummed)
+        number = len(view.ranks)
+        summary = (
+            f"between the backward pass and step {first} the gradients were all-reduced by a sum, "
+            f"and became {number} times as large"
+        )
+        yield self.finding(
+            f"the gradients of {view.ranks.phrase()} are reduced twice: the wrapper has averaged "
+            f"them in the backward pass, and the program adds up these {number} equal copies, so "
+            f"that they are {number} times larger than the mean",
+            ranks=view.ranks,
+            step=first,
+            location=user_location(view.sum_site.frames) if view.sum_site is not None else None,
+            severity=None if known else Severity.WARNING,
+            grade=Grade.LIKELY,
+            confidence=0.95 if known else 0.7,
+            evidence=(Evidence(ranks=view.ranks, summary=summary),),
+        )
 
     def _divided(self, view: ContributionView) -> Iterator[Finding]:
         event = view.events[min(view.events)]

@@ -58,7 +58,8 @@ class StaleGradient(Check[ContributionView]):
     severity = Severity.ERROR
 
     def check(self, view: ContributionView) -> Iterator[Finding]:
-        """Judge steps before which a gradient was left."""
+        """Judge steps before which a gradient was left, and those that apply an earlier one."""
+        yield from self._frozen(view)
         found = [each for each in view.found if applies_stale(view, each)]
         if len({each.step for each in found}) < FEWEST_STEPS:
             return
@@ -79,4 +80,30 @@ class StaleGradient(Check[ContributionView]):
                 for each in found
                 if each.step == first.step
             ),
+        )
+
+    def _frozen(self, view: ContributionView) -> Iterator[Finding]:
+        if len(view.frozen) < FEWEST_STEPS:
+            return
+        first = min(view.events.values(), key=lambda event: event.rank)
+        shown = ", ".join(map(str, sorted(view.frozen)))
+        yield self.finding(
+            f"the steps {shown} apply the gradients of {view.model} that step {first.step} has "
+            "applied, number for number, though their backward passes gave others",
+            ranks=view.ranks,
+            step=min(view.frozen),
+            location=user_location(view.site.frames),
+            grade=Grade.LIKELY,
+            confidence=0.9,
+            evidence=(
+                Evidence(
+                    ranks=view.ranks,
+                    summary=f"finds the same weighted sums in all gradients at step {first.step} "
+                    f"and at the steps {shown}, and other ones in what its passes gave",
+                ),
+            ),
+            why="What the optimizer finds in `.grad` is not what the backward passes leave there: "
+            "an old tensor was put in its place.",
+            fix="Look for what assigns or copies to `.grad` between the backward pass and the "
+            "step, and let it take the gradient of this step.",
         )

@@ -1,6 +1,6 @@
 """SHD004: an optimizer applies gradients that were not reduced over all copies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from distdiag.checks.base import Check
@@ -35,6 +35,38 @@ def givers_of(found: Contribution) -> dict[str, int]:
     used = [source for source in found.vector if not found.is_nothing(source)]
     sole = {rank for source in used for rank in source.ranks}
     return givers | (dict.fromkeys(found.names, sole.pop()) if len(sole) == 1 else {})
+
+
+def parted_groups(view: ContributionView) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of several ranks of which each applies the sum over itself in all steps."""
+    found: set[tuple[tuple[int, ...], ...]] = set()
+    for contributions in view.by_step().values():
+        groups = {each.ranks for each in contributions}
+        used = [
+            {rank for source in each.vector if not each.is_nothing(source) for rank in source.ranks}
+            for each in contributions
+        ]
+        pairs = zip(contributions, used, strict=True)
+        is_own = all(ranks == set(each.ranks) and len(ranks) > 1 for each, ranks in pairs)
+        is_whole = sorted(rank for group in groups for rank in group) == sorted(view.ranks)
+        found.add(tuple(sorted(groups)) if is_own and is_whole else ())
+    is_known = len(found) == 1 and len(view.by_step()) >= FEWEST_STEPS
+    parts = found.pop() if is_known else ()
+    return parts if len(parts) > 1 else ()
+
+
+def names_apart(view: ContributionView, groups: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """Return the copies to which these groups apply different gradients in the first step."""
+    applied: dict[str, set[tuple[float, ...]]] = {}
+    for group in groups:
+        sums: dict[str, list[tuple[float, ...]]] = {}
+        for rank in group:
+            for each in view.events[rank].gradients if rank in view.events else ():
+                if each.name in view.copies and any(each.applied):
+                    sums.setdefault(each.name, []).append(each.applied)
+        for name, found in sums.items():
+            applied.setdefault(name, set()).add(tuple(map(sum, zip(*found, strict=True))))
+    return tuple(name for name, found in applied.items() if len(found) == len(groups) > 1)
 
 
 class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView]):
@@ -79,10 +111,37 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView
         """Judge gradients at the step."""
         if isinstance(view, ContributionView):
             yield from self._of_shards(view)
+            yield from self._of_groups(view)
         elif isinstance(view, SameWorkView):
             yield from self._of_same_work(view)
         else:
             yield from self._of_copies(view)
+
+    def _of_groups(self, view: ContributionView) -> Iterator[Finding]:
+        """Note groups that sum gradients of what all ranks began with, each for itself."""
+        groups = parted_groups(view)
+        names = names_apart(view, groups)
+        if len(names) < FEWEST:
+            return
+        parts = " and ".join(RankSet(group).phrase() for group in groups)
+        yield self.finding(
+            f"the gradients of {first_and_more(names)} of {view.model} are summed over {parts}, "
+            "each for itself, though all of these ranks began with the same parameters: nothing "
+            "sums them over the other axis, and the copies drift apart",
+            ranks=view.ranks,
+            step=min(view.by_step()),
+            location=user_location(view.site.frames),
+            subjects=names,
+            grade=Grade.NOTE,
+            confidence=0.5,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet(group),
+                    summary=f"apply what {RankSet(group).phrase()} gave, and nothing else",
+                )
+                for group in groups
+            ),
+        )
 
     def _of_shards(self, view: ContributionView) -> Iterator[Finding]:
         """Look for parts of which the optimizer finds one rank's gradient instead of the sum."""

@@ -21,6 +21,7 @@ from distdiag.views.contributions import (
     ContributionView,
     contributions_of,
     copies_in,
+    is_frozen,
     is_left_over,
     own_factor,
 )
@@ -182,6 +183,8 @@ class GradientAligner(Aligner):
             earlier = before.by_rank if before is not None and is_next else {}
             if is_left_over(earlier, by_rank):
                 known.stale.add(step)
+            if known.samples and is_frozen(known.samples[0].by_rank, by_rank):
+                known.frozen.add(step)
             known.samples += (sample,)
             known.found += contributions_of(step, by_rank, earlier)
         yield self._gradients(model, known)
@@ -210,6 +213,7 @@ class GradientAligner(Aligner):
             copies_in(events),
             {name: plan for plans in known.plans.values() for name, plan in plans.items()},
             frozenset(known.stale),
+            frozenset(known.frozen),
         )
 
     def end(self) -> Iterator[View]:

@@ -25,6 +25,7 @@ class KnownModel:
     samples: tuple[GradientSample, ...] = ()
     found: list[Contribution] = field(default_factory=list)
     stale: set[int] = field(default_factory=set)
+    frozen: set[int] = field(default_factory=set)
     plans: dict[int, dict[str, TensorPlan]] = field(default_factory=dict)
 
 

@@ -13,6 +13,7 @@ from distdiag.engine.models.replicas import UnsyncedReplicas
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.checkpoints import WeightsSaved
+from distdiag.events.collectives import Collective
 from distdiag.events.lifecycle import ProbeDisabled, RankStarted
 from distdiag.events.losses import LossWeights
 from distdiag.events.models import (
@@ -257,7 +258,7 @@ class ModelAligner(Aligner):
         if isinstance(event, UnsyncedReplicas.needs):
             yield from self._of_replicas(self._unsynced.feed(event))
         match event:
-            case LossWeights():
+            case LossWeights() | Collective():
                 yield from self._losses.feed(event)
             case ProbeDisabled():
                 yield from self._losses.feed(event)

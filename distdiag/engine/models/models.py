@@ -17,6 +17,7 @@ from distdiag.events.models import (
     ReplicaEvidence,
     TensorPlan,
     kept_ranks,
+    reducing_ranks,
 )
 from distdiag.events.ranks import RankSet
 from distdiag.views.models import (
@@ -358,6 +359,8 @@ class Models:
             step, before = gradients.get(event.rank, (-1, state))
             factor = scaling(before.contents, state.contents) if step == event.step else None
             group = kept_ranks(state.plans)
+            if not group and any(plan.wrapper for plan in state.plans):
+                group = reducing_ranks(state.plans)  # the program does so once more
             if factor is None or len(group) < 2:
                 return
             by_rank = self._scalings.of((event.model, event.step), dict)
@@ -366,7 +369,8 @@ class Models:
                 del self._scalings[event.model, event.step]
                 mine = {rank: by_rank[rank] for rank in sorted(group)}
                 sites = {event.rank: event.site}
-                yield ScalingView(event.model, event.step, mine, sites)
+                size = sum(each.num_elements for _, each in state.held())
+                yield ScalingView(event.model, event.step, mine, sites, size)
 
 
 def _common_name(plan: TensorPlan) -> str:

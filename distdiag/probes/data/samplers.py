@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import FrameType
 from typing import Any, ClassVar, Final, Self
 
 import torch
+import torch.distributed as dist
 import xxhash
 from torch.utils.data import DataLoader, DistributedSampler, dataloader
 
 from distdiag.events.base import CallSite
-from distdiag.events.data import MOST_INDICES, EpochFed, Fetch, SamplerState
+from distdiag.events.data import MOST_INDICES, MOST_LEAST, EpochFed, Fetch, SamplerState
 from distdiag.events.models import ObjectKind
 from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.call_sites import frames_of
@@ -213,6 +216,41 @@ _LOOKED_AT: Final = 64
 workers."""
 
 
+_MOST_SECONDS: Final = 1.0
+"""Passes whose samples take longer to hash are not compared."""
+
+
+class LeastDigests:
+    """The least digests of all samples of a pass: whatever their order, equal samples have them.
+
+    Those of two passes tell how much they have in common, though only some are kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[str] = []
+        self._num = 0
+        self._seconds = 0.0
+        self._is_known = True
+
+    def add(self, batch: object, size: int) -> None:
+        """Take in a batch of so many samples."""
+        self._num += size
+        if not self._is_known:
+            return
+        begin = time.perf_counter()
+        rows = rows_of(batch, size)
+        kept = sorted([*self._kept, *rows])
+        has_equal = any(one == other for one, other in pairwise(kept))
+        self._seconds += time.perf_counter() - begin
+        is_cheap = self._seconds <= _MOST_SECONDS
+        self._is_known = len(rows) == size > 0 and is_cheap and not has_equal
+        self._kept = kept[:MOST_LEAST] if self._is_known else []
+
+    def least(self, number: int) -> tuple[str, ...]:
+        """Return them if all of so many samples were looked at."""
+        return tuple(self._kept) if self._num == number else ()
+
+
 @dataclass(slots=True)
 class _Pass:
     """One pass over a data set that is under way, or over."""
@@ -236,6 +274,7 @@ class _Pass:
     is_over: bool = False
     trained: Trained | None = None
     contents: list[str] = field(default_factory=list)
+    least: LeastDigests | None = None
     is_trained: bool = False
     fetches: tuple[Fetch, ...] = ()
     fetched_by: CallSite | None = None
@@ -380,6 +419,8 @@ class SamplerProbe(Probe):
         room = _MOST_ROWS - len(mine.contents)
         if mine.number == 0 and 0 < size <= room and mine.sampler.num_replicas:
             mine.contents += rows_of(batch, size)
+        if mine.least is not None:
+            mine.least.add(batch, size)
         if is_grad_enabled():
             self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
 
@@ -423,6 +464,7 @@ class SamplerProbe(Probe):
             begin=self.recorder.num_events,
             iterator=weakref.ref(iterator),
             fetched_by=fetch_site(iterator, self.recorder.main_script),
+            least=LeastDigests() if not known.count and _may_be_part(state) else None,
         )
         known.count += 1
         loader = self._loaders.get(sampler, lambda: None)()
@@ -527,11 +569,18 @@ class SamplerProbe(Probe):
             fetched_by=mine.fetched_by,
             parts=mine.parts,
             samples=tuple(mine.samples),
+            least=mine.least.least(indices.num) if mine.least and mine.is_exhausted else (),
         )
         if num_backwards:
             known.last_trained = mine.trained
             known.last_digest = indices.digest if mine.is_exhausted else ""
             known.last_epoch = mine.sampler.epoch
+
+
+def _may_be_part(state: SamplerState) -> bool:
+    """Say whether a data set may be a rank's own part: nothing divides it by indices."""
+    is_shared = dist.is_initialized() and dist.get_world_size() > 1
+    return is_shared and is_grad_enabled() and not state.num_replicas
 
 
 def _length(iterator: Untyped) -> int:

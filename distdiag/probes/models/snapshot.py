@@ -180,12 +180,12 @@ def _shards(root: nn.Module) -> Iterator[tuple[int, tuple[str, tuple[int, ...], 
                 continue
             local = whole._local_tensor
             if 0 < local.numel() < whole.numel():
-                members = _other_parts(whole)
+                members = other_parts(whole)
                 full = clean_name(f"{path}.{name}" if path else name)
                 yield address_of(local) or -1, (full, tuple(local.shape), members)
 
 
-def _other_parts(tensor: Untyped) -> tuple[int, ...]:
+def other_parts(tensor: Untyped) -> tuple[int, ...]:
     """Return the ranks that hold the parts of one copy, with this one."""
     mesh, here = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
     axes = zip(here, tensor.placements, strict=False)

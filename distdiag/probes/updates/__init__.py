@@ -39,6 +39,12 @@ def _autocast(wiring: Wiring) -> Sequence[Probe]:
     return [AutocastCasts(wiring.recorder, signals.optimizer_stepping, signals.backward_started)]
 
 
+def _clipping(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.updates.clipping import Clipping
+
+    return [Clipping(wiring.recorder, wiring.signals.optimizer_stepping)]
+
+
 def _buffer_casts(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.updates.buffer_casts import BufferCasts
 
@@ -55,6 +61,7 @@ PROBES = (
     ProbeSpec("updates", ("torch",), _updates),
     ProbeSpec("scalers", ("torch",), _scalers),
     ProbeSpec("autocast-casts", ("torch",), _autocast),
+    ProbeSpec("clipping", ("torch",), _clipping),
     ProbeSpec("buffer-casts", ("torch",), _buffer_casts),
     ProbeSpec(
         "reduction-types",

@@ -15,7 +15,7 @@ from torch import nn
 
 from distdiag.events.base import CallSite
 from distdiag.events.models import ObjectKind
-from distdiag.events.updates import OptimizerUpdate, TensorUpdate
+from distdiag.events.updates import MOST_TENSORS, OptimizerUpdate, TensorUpdate
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.creations import Creations
@@ -39,8 +39,6 @@ from distdiag.probes.updates.samples import (
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
-_MOST_TENSORS: Final = 512
-"""Of an optimizer with more parameters, so many are looked at, evenly spaced."""
 _MOST_WAITING: Final = 16
 
 _Named = dict[int, tuple[str, torch.Tensor]]
@@ -202,7 +200,7 @@ def _sampled(optimizer: torch.optim.Optimizer, named: _Named) -> list[Sampled]:
             unnamed = f"param_groups[{group_number}]['params'][{place}]"
             name = named.get(id(parameter), (unnamed, parameter))[0]
             found.append((name, parameter, group))
-    stride = max(1, -(-len(found) // _MOST_TENSORS))
+    stride = max(1, -(-len(found) // MOST_TENSORS))
     taken = (sampled_from(*each) for each in found[::stride])
     return [each for each in taken if each is not None]
 

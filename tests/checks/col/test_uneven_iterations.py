@@ -150,6 +150,51 @@ def test_the_fix_is_about_what_ends_the_loop(tmp_path, text, decides, lines, adv
     assert finding.message.startswith(f"rank 0 {did}")
 
 
+INSIDE = """
+    def main():
+        for batch in loader:
+            try:
+                dist.all_reduce(loss)
+            except {clause}:
+                {ends}
+        dist.barrier()
+    """
+BEHIND = """
+    def main():
+        for batch in loader:
+            try:
+                loss = train(batch)
+            except {clause}:
+                {ends}
+            dist.all_reduce(loss)
+        dist.barrier()
+    """
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "is_left_out"),
+    [
+        (INSIDE, "continue", True),
+        (INSIDE, "pass", True),
+        (INSIDE, "raise", False),
+        (BEHIND, "continue", True),
+        (BEHIND, "loss = zero", False),
+        (BEHIND, "raise", False),
+    ],
+)
+def test_an_exception_may_have_been_caught_in_the_loop(tmp_path, text, ends, is_left_out):
+    filled = text.format(clause="RuntimeError", ends=ends)
+    program, job = Program(tmp_path, filled), Job()
+    job.every(program.site("dist.all_reduce"))
+    job.call(0, program.site("dist.all_reduce"))
+    job.call(1, program.site("dist.barrier"), "barrier")
+    (finding,) = found(job)
+    assert finding.location == location_of(program.frame("for batch"))
+    caught = [each for each in finding.evidence if "that is caught here" in each.summary]
+    assert bool(caught) == is_left_out
+    assert ("Look whether `except RuntimeError:` (line" in finding.fix) == is_left_out
+
+
 @pytest.mark.parametrize("block", ["finally", "except ValueError"])
 def test_a_loop_that_an_exception_may_have_ended(tmp_path, block):
     text = f"""

@@ -3,8 +3,10 @@ from dataclasses import replace
 import pytest
 
 from distdiag.checks.dat.divergent_sampler_order import DivergentSamplerOrder
+from distdiag.events.data import MOST_LEAST
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
+from distdiag.views.alignment import OwnListView
 from tests.checks.feeds import epoch_fed
 from tests.checks.streams import together
 from tests.checks.verdicts import findings
@@ -88,3 +90,53 @@ def test_a_data_set_with_samples_that_are_alike_is_silent():
     rows = ("same", *ROWS)
     events = [epoch_fed(0, EVEN, contents=("same", *rows)), epoch_fed(1, ODD, contents=rows)]
     assert not judged(*events)
+
+
+# Lists that each rank makes for itself, by the least digests of all their samples
+
+
+def in_lists(*lists, **values):
+    by_rank = {}
+    for rank, samples in enumerate(lists):
+        least = tuple(f"{sample:04}" for sample in sorted(samples))
+        order, number = range(len(least)), len(least)
+        chain = ("BatchSampler", "RandomSampler")
+        own = {"num_replicas": None, "replica": None, "chain": chain, "num_samples": number}
+        by_rank[rank] = epoch_fed(rank, order, least=least, number=0, **own, **values)
+    shown = OwnListView("data", ("x",), by_rank, RankSet(by_rank))
+    return findings(DivergentSamplerOrder, shown)
+
+
+def test_lists_that_were_cut_out_of_different_orders_are_named():
+    (finding,) = in_lists(range(96), [*range(48), *range(100, 148)])
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
+    assert "about 25% of the samples that ranks read in pass 1" in finding.message
+    assert finding.ranks == RankSet([0, 1])
+
+
+def test_what_is_beyond_the_end_of_a_list_that_was_cut_may_be_in_it():
+    low = range(MOST_LEAST)  # of more that it has
+    (finding,) = in_lists(low, [*range(MOST_LEAST // 2), *range(2000, 2000 + MOST_LEAST // 2)])
+    assert "about 33% of" in finding.message
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        (range(96), range(96, 192)),
+        (range(96), range(96)),
+        (range(96), range(1, 97)),
+        (range(96), [*range(4), *range(100, 192)]),
+        (range(96), range(96), range(96, 192), range(96, 192)),
+    ],
+    ids=["parts", "the same", "all but few", "few alike", "two of each part"],
+)
+def test_lists_that_may_be_meant_are_silent(lists):
+    assert not in_lists(*lists)
+
+
+@pytest.mark.parametrize(
+    "values", [{"is_complete": False}, {"num_backwards": 0}, {"num_indices": 48}], ids=str
+)
+def test_passes_that_broke_off_or_do_not_train_or_choose_are_silent(values):
+    assert not in_lists(range(96), [*range(48), *range(100, 148)], **values)

@@ -3,14 +3,16 @@
 import pytest
 
 from distdiag.checks.num.endless_skipping import EndlessSkipping
+from distdiag.checks.num.missed_clipping import MissedClipping
 from distdiag.checks.num.reduction_type import ReductionType
 from distdiag.checks.num.rounded_positions import RoundedPositions
 from distdiag.checks.num.stale_casts import StaleCasts
 from distdiag.checks.num.uneven_skip import UnevenSkip
-from distdiag.events.updates import CastsReused, PositionsRounded, ReducedInType
+from distdiag.events.updates import CastsReused, ClipMissed, PositionsRounded, ReducedInType
 from distdiag.findings.finding import Severity
 from distdiag.views.updates import (
     CastsView,
+    ClipView,
     PositionsView,
     ReductionView,
     ScalerView,
@@ -77,3 +79,27 @@ def test_a_pass_on_casts_from_before_a_step_is_reported_at_the_step():
     (found,) = findings(StaleCasts, CastsView({0: event}))
     assert found.location.line == 9
     assert found.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("scaler", "number", "severity", "words"),
+    [
+        ("GradScaler", 4, Severity.ERROR, "GradScaler unscales them only afterwards"),
+        ("", 4, Severity.WARNING, "no optimizer holds any of the 5 tensors"),
+        ("", 0, Severity.WARNING, "is given, and none has a gradient"),
+    ],
+)
+def test_clipping_of_other_gradients_is_reported_at_the_call(scaler, number, severity, words):
+    event = event_of(
+        ClipMissed,
+        optimizer="SGD",
+        scaler=scaler,
+        max_norm=1.0,
+        num_given=5,
+        num_with_gradient=number,
+        site=plain_site(8),
+        step_site=plain_site(9),
+    )
+    (found,) = findings(MissedClipping, ClipView({0: event}))
+    assert (found.location.line, found.severity) == (8, severity)
+    assert words in found.message

@@ -4,6 +4,7 @@ from distdiag.checks.par.repeated_loss_division import RepeatedLossDivision
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.losses import CombinedLossView
 from tests.checks.losses import losses, mean, over, part, times
+from tests.checks.streams import Program
 from tests.checks.verdicts import findings
 
 TWICE = [mean(20, over(4), over(4))] * 4
@@ -81,3 +82,34 @@ def test_gradients_that_are_averaged_by_hand_are_judged_the_same_way(is_measured
     assert [each.grade for each in findings(RepeatedLossDivision, view)] == [
         Grade.LIKELY
     ] * is_measured
+
+
+def dividing(folder, line, num_passes):
+    """A program that starts its passes from this line."""
+    passes = [mean(20, over(2))] * num_passes
+    return losses(passes, passes, site=Program(folder, line).site(line))
+
+
+BY_RANKS = "(loss / dist.get_world_size()).backward()"
+
+
+def test_a_mean_over_ranks_that_is_divided_by_their_number_is_found(tmp_path):
+    (finding,) = findings(RepeatedLossDivision, dividing(tmp_path, BY_RANKS, 1))
+    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
+    assert "is divided by 2, the number of ranks, but the gradients are also" in finding.message
+
+
+@pytest.mark.parametrize("line", ["(loss / 2).backward()", "(loss / parts).backward()"])
+def test_a_divisor_that_may_count_something_else_is_a_note(tmp_path, line):
+    (finding,) = findings(RepeatedLossDivision, dividing(tmp_path, line, 1))
+    assert finding.grade is Grade.NOTE
+
+
+def test_as_many_micro_steps_as_ranks_may_divide_it(tmp_path):
+    assert not findings(RepeatedLossDivision, dividing(tmp_path, BY_RANKS, 2))
+
+
+@pytest.mark.parametrize("options", [{"divisor": 1.0}, {"is_multiplied": True}], ids=str)
+def test_a_mean_over_ranks_that_nobody_else_takes_is_silent(options):
+    passes = [mean(20, over(2))]
+    assert not findings(RepeatedLossDivision, losses(passes, passes, **options))

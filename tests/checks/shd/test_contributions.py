@@ -1,5 +1,7 @@
 """Gradients that are combined wrongly are told, and those that may be intended are not."""
 
+from dataclasses import replace
+
 import pytest
 
 from distdiag.checks.shd.misscaled_gradient import MisscaledGradient
@@ -9,6 +11,9 @@ from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.contributions import Mix, view
+from tests.checks.losses import losses, over, part
+from tests.checks.losses import mean as mean_loss
+from tests.checks.streams import plain_site
 from tests.checks.verdicts import findings
 
 NAMES = tuple(f"layers.{n}.{kind}" for n in range(4) for kind in ("weight", "bias"))
@@ -99,10 +104,11 @@ def test_a_rank_whose_work_is_thrown_away_is_reported():
     assert finding.ranks == RankSet([2])
 
 
-def test_a_split_into_groups_is_not_reported():
-    assert not judged(
+def test_a_split_into_groups_is_no_more_than_a_note():
+    (finding,) = judged(
         all_alike(lambda rank: {(r, 0): 0.5 for r in ((0, 1), (2, 3))[rank // 2]}, num_ranks=4)
     )
+    assert finding.grade is Grade.NOTE
 
 
 # Steps
@@ -246,3 +252,92 @@ def test_shards_that_are_summed_are_not_reported():
 
 def test_shards_that_one_rank_steps_for_all_are_reported():
     assert [finding.code for finding in judged(sharded([own(0)] * 8))] == ["SHD004"]
+
+
+# Gradients that are averaged by a wrapper, and then added up
+
+
+def summed(*passes, num_steps=3, resummed=(0, 1, 2), **values):
+    shown = losses(passes, passes, num_steps=num_steps, is_multiplied=True, **values)
+    return replace(shown, resummed=resummed, sum_site=plain_site(31))
+
+
+def test_averaged_gradients_that_are_added_up_are_reported():
+    (finding,) = findings(MisscaledGradient, summed(mean_loss(20)))
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
+    assert "are reduced twice" in finding.message
+    assert "2 times larger than the mean" in finding.message
+    assert finding.location.line == 31
+
+
+def test_where_the_loss_is_not_known_it_may_be_made_for_it():
+    (finding,) = findings(MisscaledGradient, summed(None))
+    assert finding.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        summed(mean_loss(20), resummed=()),
+        summed(mean_loss(20), resummed=(0,)),
+        summed(mean_loss(20, over(2))),
+        summed(part(20, 1 / 40, over(40))),
+    ],
+    ids=["never", "once", "a loss that was divided", "a count of all ranks"],
+)
+def test_a_sum_that_the_loss_is_made_for_is_not(shown):
+    assert not findings(MisscaledGradient, shown)
+
+
+# Gradients of an earlier step in the place of those of this one
+
+
+def once_and_again(is_again):
+    """The first step applies the mean of its gradients, later ones the same, or their own."""
+
+    def mixes(_, before):
+        old = {name: Mix({}, left=sums) for name, sums in before.items()}
+        return old if before and is_again else dict.fromkeys(NAMES, Mix(mean()))
+
+    return view(mixes)
+
+
+def test_the_first_gradient_that_all_steps_apply_is_reported():
+    (finding,) = findings(StaleGradient, replace(once_and_again(is_again=True), stale=frozenset()))
+    assert "the steps 1, 2 apply the gradients of Net that step 0 has applied" in finding.message
+    assert finding.severity is Severity.ERROR
+    assert finding.location.line == 12
+
+
+def test_steps_that_apply_their_own_are_not():
+    assert not judged(once_and_again(is_again=False))
+
+
+# Groups of ranks that sum the gradients of one model, each for itself
+
+
+def grouped(size, weight=lambda _: 0.5):
+    """Ranks average over groups of this size; `weight` is what a rank begins with."""
+
+    def mixes(rank, _):
+        first = rank - rank % size
+        shares = {(other, 0): 1 / size for other in range(first, first + size)}
+        return dict.fromkeys(NAMES, Mix(shares, weight=weight(rank)))
+
+    return view(mixes, num_ranks=4)
+
+
+def test_groups_that_sum_gradients_of_one_model_apart_are_a_note():
+    (finding,) = judged(grouped(2))
+    assert (finding.code, finding.grade) == ("SHD004", Grade.NOTE)
+    assert "are summed over ranks 0-1 and ranks 2-3, each for itself" in finding.message
+    assert set(finding.subjects) == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [grouped(4), grouped(1), grouped(2, weight=lambda rank: float(rank // 2))],
+    ids=["all ranks", "each alone", "models of their own"],
+)
+def test_sums_over_all_or_of_other_models_are_not(shown):
+    assert not judged(shown)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from distdiag.engine.losses.losses import MOST_WINDOWS, LossWindows
 from distdiag.events.ranks import RankSet
 from distdiag.views.models import ScalingView
 from tests.checks.losses import mean, reported
+from tests.checks.streams import Job, plain_site, signature
 
 
 def fed(*events, world=2):
@@ -61,3 +64,39 @@ def test_gradients_that_were_multiplied_are_noted_and_clipped_ones_are_not():
         view = windows.add(reported(0, [mean(3)], members=(0,)))
         assert view is not None
         assert view.is_multiplied is expected
+
+
+def summed_by_hand(factor, num_elements=100, ranks=(0, 1), reduce_op="SUM", op="all_reduce"):
+    """The program all-reduces so many numbers before each step, and gradients become larger."""
+    windows, job = LossWindows(RankSet([0, 1])), Job()
+    for step in range(3):
+        for rank in (0, 1):
+            asked = signature(op, num_elements, reduce_op=reduce_op)
+            group = job.group(ranks)
+            windows.hear(job.call(rank, plain_site(10), sign=asked, group=group, step=step))
+        windows.note(ScalingView("Net", step, {0: factor, 1: factor}, {}, 100))
+    (view,) = [v for v in (windows.add(reported(rank, [mean(3)])) for rank in (0, 1)) if v]
+    return view
+
+
+def test_averaged_gradients_that_are_added_up_once_more_are_noted():
+    view = summed_by_hand(2.0)
+    assert view.resummed == (0, 1, 2)
+    assert view.sum_site.location.line == 10
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"factor": 1.0},
+        {"factor": 1.2},
+        {"factor": 2.0, "num_elements": 1},
+        {"factor": 2.0, "ranks": (0, 1, 2)},
+        {"factor": 2.0, "reduce_op": "AVG"},
+        {"factor": 2.0, "reduce_op": None},
+        {"factor": 2.0, "op": "all_gather"},
+    ],
+    ids=str,
+)
+def test_sums_that_are_divided_again_or_of_something_else_are_not(values):
+    assert not summed_by_hand(**values).resummed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from distdiag.engine.models.models import FEWEST, Models, scaling
@@ -111,3 +112,15 @@ def test_without_a_factor_on_one_rank_there_is_no_view():
 def test_the_factor_of_a_rank(before, after, factor):
     found = scaling(before, after)
     assert (found is None) if factor is None else (found == pytest.approx(factor, rel=0.01))
+
+
+@pytest.mark.parametrize(("wrapper", "num_views"), [("DDP", 1), ("", 0)])
+def test_gradients_of_a_wrapper_that_the_program_reduces_as_well(wrapper, num_views):
+    models = Models()
+    for rank in (0, 1):
+        plans = copies((0, 1), "abc", wrapper=wrapper, evidence=ReplicaEvidence.REDUCED)
+        plans = [msgspec.structs.replace(each, requires_grad=True) for each in plans]
+        fed(models, plan_event(rank, plans))
+    views = scaled(models, CLIPPED, PEAKS, PEAKS)
+    assert [view.by_rank for view in views] == [pytest.approx({0: 2.0, 1: 2.0})] * num_views
+    assert all(view.num_elements > 0 for view in views)

@@ -219,3 +219,34 @@ def test_the_parts_of_some_samples_are_told_by_their_index(observed: Observed) -
     assert all(len(each) == 1 for each in read.values())
     assert len({digests[1] for each in read.values() for digests in each}) == 2
     assert found[3].samples == ()
+
+
+def shuffled(numbers: list[float], seed: int) -> DataLoader:
+    dataset = TensorDataset(torch.tensor(numbers).reshape(-1, 1))
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(dataset, batch_size=4, shuffle=True, generator=generator)
+
+
+@pytest.mark.usefixtures("fake_group")
+def test_a_list_that_nothing_divides_is_known_by_its_least_digests(observed: Observed) -> None:
+    observed.install("steps", "data")
+    numbers = [float(number) for number in range(10)]
+    train(shuffled(numbers, 1))
+    train(shuffled(numbers[::-1], 2))
+    train(shuffled([*numbers[:5], *range(20, 25)], 3))
+    train(shuffled([1.0, 2.0, 2.0], 4))
+
+    first, same, other, with_equal = [each.least for each in passes(observed)]
+    assert len(first) == 10
+    assert first == same
+    assert len(set(first) & set(other)) == 5
+    assert with_equal == ()
+
+
+@pytest.mark.usefixtures("fake_group")
+def test_what_a_sampler_divides_or_only_a_part_was_read_of_is_not(observed: Observed) -> None:
+    observed.install("steps", "data")
+    train(loader(DistributedSampler(data(), num_replicas=2, rank=0)))
+    for _ in shuffled([1.0, 2.0, 3.0, 4.0, 5.0], 1):
+        break
+    assert [each.least for each in passes(observed)] == [(), ()]

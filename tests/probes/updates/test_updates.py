@@ -10,6 +10,7 @@ from torch import nn
 
 from distdiag.events.updates import (
     CastsReused,
+    ClipMissed,
     OptimizerUpdate,
     PositionsRounded,
     ScalerStep,
@@ -171,6 +172,101 @@ def test_a_pass_in_the_region_of_a_step(
     found = observed.events(CastsReused)
     assert len(found) == num_events
     assert all(each.dtype == "bfloat16" for each in found)
+
+
+@pytest.mark.parametrize(
+    ("is_unscaled", "max_norm", "num_events"),
+    [(False, 1.0, 1), (True, 1.0, 0), (False, 1024.0, 0)],
+    ids=["scaled", "unscaled before", "a bound that is scaled, too"],
+)
+def test_clipping_of_scaled_gradients(
+    observed: Observed, is_unscaled: bool, max_norm: float, num_events: int
+) -> None:
+    observed.install("steps", "clipping")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(3):
+        scaler.scale(model(torch.ones(2, 16)).sum()).backward()
+        if is_unscaled:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+    found = observed.events(ClipMissed)
+    assert len(found) == num_events
+    assert all((each.scaler, each.optimizer) == ("GradScaler", "SGD") for each in found)
+
+
+def clip_copies(model: nn.Module, _: list[nn.Parameter]) -> None:
+    copies = [nn.Parameter(each.detach().clone()) for each in model.parameters()]
+    for copy, each in zip(copies, model.parameters(), strict=True):
+        copy.grad = each.grad
+    torch.nn.utils.clip_grad_norm_(copies, 1.0)
+
+
+def clip_earlier(_: nn.Module, earlier: list[nn.Parameter]) -> None:
+    torch.nn.utils.clip_grad_norm_(earlier, 1.0)
+
+
+def clip_gradients(model: nn.Module, _: list[nn.Parameter]) -> None:
+    found = [each.grad for each in model.parameters() if each.grad is not None]
+    norm = torch.nn.utils.get_total_norm(found)
+    torch.nn.utils.clip_grads_with_norm_(found, 1.0, norm)
+
+
+def clip_some(model: nn.Module, _: list[nn.Parameter]) -> None:
+    torch.nn.utils.clip_grad_norm_(model[2].parameters(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("clip", "num_events"),
+    [(clip_copies, 1), (clip_earlier, 1), (clip_gradients, 1), (clip_some, 0)],
+)
+def test_clipping_of_what_no_optimizer_holds(
+    observed: Observed,
+    clip: Callable[[nn.Module, list[nn.Parameter]], None],
+    num_events: int,
+) -> None:
+    observed.install("steps", "clipping")
+    earlier, model = list(network().parameters()), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 16)).sum().backward()
+        clip(model, earlier)
+        optimizer.step()
+    assert len(observed.events(ClipMissed)) == num_events
+
+
+def test_clipping_may_be_compiled_as_a_whole(observed: Observed) -> None:
+    observed.install("steps", "clipping")
+    model = network()
+    model(torch.ones(2, 16)).sum().backward()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def clip() -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    assert clip() > 1.0
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    assert torch.nn.utils.get_total_norm(gradients) <= 1.0 + 1e-6
+
+
+def test_an_optimizer_that_copies_gradients_in_its_step_clips_those_of_the_model(
+    observed: Observed,
+) -> None:
+    observed.install("steps", "clipping")
+    model = network().bfloat16()
+    masters = [each.detach().float() for each in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 16).bfloat16()).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for master, each in zip(masters, model.parameters(), strict=True):
+            assert each.grad is not None
+            master.grad = each.grad.float()
+        optimizer.step()
+    assert not observed.events(ClipMissed)
 
 
 class Rotary(nn.Module):
