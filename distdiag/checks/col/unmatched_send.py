@@ -1,6 +1,5 @@
 """COL012: a send or a receive has no counterpart."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
@@ -121,9 +120,11 @@ class UnmatchedSend(Check[OpenCollective]):
             ),
             fix=_FIX_SKIPPED if skipped is not None else self.fix,
         )
-        others = RankSet([call.rank])
-        condition = skipped and condition_passed(skipped, alignment, RankSet([peer]), others)
-        yield under(found, condition) if condition is not None and not is_note else found
+        condition = None
+        if skipped is not None and not is_note:
+            sides = RankSet([peer]), RankSet([call.rank])
+            condition = condition_passed(skipped, alignment, *sides)
+        yield found if condition is None else under(found, condition)
 
     def _verdict(self, alignment: Alignment[Collective], call: Collective) -> Verdict:
         if alignment.trigger is Trigger.CYCLE:
@@ -143,8 +144,14 @@ def _skipped(
         return None
     if state_of(alignment, call.rank).has_reached(waited):
         return None
-    ranks = RankSet(waited.group.ranks)
-    return dataclasses.replace(alignment, by_rank={peer.rank: waited}, expected_ranks=ranks)
+    return Alignment(
+        "collective",
+        (waited.group.label, waited.collective_seq_id),
+        {peer.rank: waited},
+        RankSet(waited.group.ranks),
+        alignment.states,
+        alignment.trigger,
+    )
 
 
 def _other_tag(call: Collective, state: RankState) -> str:
