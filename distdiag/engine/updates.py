@@ -14,13 +14,11 @@ from distdiag.events.updates import (
     OptimizerUpdate,
     PositionsRounded,
     ReducedInType,
-    ScaledClip,
     ScalerStep,
 )
 from distdiag.views.base import View
 from distdiag.views.updates import (
     CastsView,
-    ClipView,
     Looks,
     PositionsView,
     ReductionView,
@@ -42,14 +40,10 @@ _NO_POSITIONS: Final = NothingThere(
 _NO_AUTOCAST: Final = NothingThere(
     "steps within autocast", "no optimizer stepped inside an autocast region"
 )
-_NO_CLIP: Final = NothingThere(
-    "clips of scaled gradients", "no gradients were clipped that a scaler had not divided"
-)
 _VIEWS: Final[Mapping[type[Event], type[SeenView[Any]]]] = {
     ReducedInType: ReductionView,
     PositionsRounded: PositionsView,
     CastsReused: CastsView,
-    ScaledClip: ClipView,
 }
 _MOST_LOOKS: Final = 64
 _MOST_OPEN: Final = 4096
@@ -60,8 +54,8 @@ _Optimizer = tuple[str, str]
 class UpdateAligner(Aligner):
     """Shows the looked-at steps of an optimizer when all ranks have taken the same one."""
 
-    needs = (OptimizerUpdate, ReducedInType, PositionsRounded, CastsReused, ScaledClip)
-    builds = (UpdateView, ReductionView, PositionsView, CastsView, ClipView)
+    needs = (OptimizerUpdate, ReducedInType, PositionsRounded, CastsReused)
+    builds = (UpdateView, ReductionView, PositionsView, CastsView)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -76,7 +70,6 @@ class UpdateAligner(Aligner):
             ReducedInType: (ReductionView, _NO_FSDP),
             PositionsRounded: (PositionsView, _NO_POSITIONS),
             CastsReused: (CastsView, _NO_AUTOCAST),
-            ScaledClip: (ClipView, _NO_CLIP),
         }
         gaps = {view: gap for kind, (view, gap) in never.items() if kind not in self._seen}
         if not self._looks:

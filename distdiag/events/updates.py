@@ -130,17 +130,3 @@ class CastsReused(Event, frozen=True, kw_only=True):
     dtype: str
     site: CallSite
     step_site: CallSite
-
-
-class ScaledClip(Event, frozen=True, kw_only=True):
-    """Gradients were clipped to `limit` before they were divided by the scaler's factor.
-
-    `api` is the function that clipped, `scale` the factor, or where it lies on a device the one
-    with which the scaler began; `optimizer` is what the scaler then stepped.
-    """
-
-    api: str
-    limit: float
-    scale: float
-    optimizer: str
-    site: CallSite

@@ -15,7 +15,6 @@ from distdiag.events.updates import (
     OptimizerUpdate,
     PositionsRounded,
     ReducedInType,
-    ScaledClip,
     ScalerStep,
     TensorUpdate,
 )
@@ -126,12 +125,6 @@ class PositionsView(SeenView[PositionsRounded]):
 
 class CastsView(SeenView[CastsReused]):
     """A step between two passes of one autocast region."""
-
-    __slots__ = ()
-
-
-class ClipView(SeenView[ScaledClip]):
-    """A clip of gradients that a scaler had not divided yet."""
 
     __slots__ = ()
 

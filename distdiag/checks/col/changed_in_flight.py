@@ -1,4 +1,4 @@
-"""COL014: what an asynchronous call sends is changed before the call is over."""
+"""COL015: what an asynchronous call sends is changed before the call is over."""
 
 from collections.abc import Iterator
 
@@ -41,14 +41,14 @@ class ChangedInFlight(Check[WorkView]):
     does not observe.
 
     On GPUs it is a note, since the stream may order the two. To silence it, set
-    `ignore = ["COL014"]` in `distdiag.toml`.
+    `ignore = ["COL015"]` in `distdiag.toml`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/distributed.html#synchronous-and-asynchronous-collective-operations
     - https://github.com/NVIDIA/Megatron-LM/pull/4047
     """
 
-    code = "COL014"
+    code = "COL015"
     name = "changed-in-flight"
     severity = Severity.WARNING
 

@@ -39,12 +39,6 @@ def _autocast(wiring: Wiring) -> Sequence[Probe]:
     return [AutocastCasts(wiring.recorder, signals.optimizer_stepping, signals.backward_started)]
 
 
-def _clipped_scales(wiring: Wiring) -> Sequence[Probe]:
-    from distdiag.probes.updates.clipped_scales import ClippedScales
-
-    return [ClippedScales(wiring.recorder, wiring.signals.optimizer_stepping)]
-
-
 def _buffer_casts(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.updates.buffer_casts import BufferCasts
 
@@ -60,7 +54,6 @@ def _reduction_types(wiring: Wiring) -> Sequence[Probe]:
 PROBES = (
     ProbeSpec("updates", ("torch",), _updates),
     ProbeSpec("scalers", ("torch",), _scalers),
-    ProbeSpec("clipped-scales", ("torch",), _clipped_scales),
     ProbeSpec("autocast-casts", ("torch",), _autocast),
     ProbeSpec("buffer-casts", ("torch",), _buffer_casts),
     ProbeSpec(
