@@ -42,6 +42,19 @@ class WeightsLoaded(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
+class ChangedWhileSaved(Event, frozen=True, kw_only=True):
+    """Tensors were changed in place between begin and end of a save on `thread`.
+
+    `names` are the first of the `num_changed`, by their places in what was saved.
+    """
+
+    names: tuple[str, ...]
+    num_changed: int
+    num_saved: int
+    thread: str
+    site: CallSite
+
+
 class Waste(StrEnum):
     """How a load came to nothing."""
 

@@ -139,6 +139,18 @@ class CollectiveState(Event, frozen=True, kw_only=True):
     state: Literal["issued", "waited", "completed", "failed", "dropped"]
 
 
+class BufferChanged(Event, frozen=True, kw_only=True):
+    """The program changed what the call with event number `call` sends, and did not wait before.
+
+    Written when it waits, at `site`. `num_changes` counts operations in place since the call began.
+    """
+
+    call: int
+    num_changes: int
+    device: str
+    site: CallSite
+
+
 class GroupProgress(Event, frozen=True, kw_only=True):
     """How far a rank is in a process group, as the group itself told; no rank writes it.
 

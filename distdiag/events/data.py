@@ -17,7 +17,8 @@ class SamplerState(msgspec.Struct, frozen=True, array_like=True):
 
     `chain` are the classes from the outermost to the innermost. `replica` of `num_replicas` parts
     is this rank's. `num_skipped` batches are left out at the beginning. `uses_epoch`: the code that
-    yields the indices reads the epoch.
+    yields the indices reads the epoch. `dividers` are the classes in the chain that know a rank and
+    a number of ranks.
     """
 
     chain: tuple[str, ...]
@@ -28,6 +29,7 @@ class SamplerState(msgspec.Struct, frozen=True, array_like=True):
     replica: int | None = None
     num_skipped: int = 0
     uses_epoch: bool = True
+    dividers: tuple[str, ...] = ()
 
 
 class GeneratorUse(msgspec.Struct, frozen=True, array_like=True):

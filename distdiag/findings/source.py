@@ -49,27 +49,31 @@ class Loop:
 
     `test` is the condition of a `while` that is not always true, ``""`` for other loops. `exit` is
     the condition of the first `if` in the loop under which it is left, None if there is none.
-    `under` are the conditions in the loop under which the line is reached, `handlers` the `except`
-    clauses in it from which the loop goes on without having reached it.
+    `caught` is an `except` in the loop, around the line, that leaves the loop. `under` are the
+    conditions in the loop under which the line is reached, `handlers` the `except` clauses in it
+    from which the loop goes on without having reached it.
     """
 
     location: Location
     test: str = ""
     exit: Guard | None = None
+    caught: Guard | None = None
     under: tuple[Guard, ...] = ()
     handlers: tuple[Location, ...] = ()
 
     @property
     def is_decided(self) -> bool:
         """Whether a condition ends it, and not the number of its items."""
-        return bool(self.test) or self.exit is not None
+        return bool(self.test) or self.exit is not None or self.caught is not None
 
     @property
     def deciding(self) -> Location:
         """The line that decides how often the line in it is reached, as far as one can tell."""
         if self.under:
             return self.under[-1].location
-        return self.location if self.exit is None else self.exit.location
+        if self.exit is not None:
+            return self.exit.location
+        return self.caught.location if self.caught is not None and not self.test else self.location
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,7 @@ def loops_around(frame: Frame, outside: frozenset[tuple[str, int]]) -> Iterator[
             _location(source, frame, node.lineno),
             test="" if test is None or isinstance(test, ast.Constant) else ast.unparse(test),
             exit=next((_guard(source, frame, each) for each in _exits(node)), None),
+            caught=next(_caught(source, frame, node), None),
             under=under,
             handlers=tuple(
                 _location(source, frame, each.lineno) for each in _handlers_past(node, frame.line)
@@ -304,6 +309,17 @@ def _own_body(loop: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(node, (*_LOOPS, *_FUNCTIONS, ast.ClassDef, ast.Lambda)):
             yield node
             pending[:0] = ast.iter_child_nodes(node)
+
+
+def _caught(source: _Source, frame: Frame, loop: ast.AST) -> Iterator[Guard]:
+    """Yield each `except` around the frame's line that leaves the loop, the innermost first."""
+    chain = _chain(source, frame.line)
+    for node in reversed(chain[chain.index(loop) + 1 :]):
+        if isinstance(node, ast.Try) and any(_holds(each, frame.line) for each in node.body):
+            for handler in node.handlers:
+                if isinstance(handler.body[-1], (ast.Break, ast.Return)):
+                    where = _location(source, frame, handler.lineno)
+                    yield Guard(where, where.source or "except", by_rank=False)
 
 
 def _is_left_under(loop: ast.AST, guard: Guard) -> bool:

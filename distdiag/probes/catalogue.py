@@ -338,6 +338,7 @@ PROBES: Final = (
     ProbeSpec("parity", ("torch",), _parity),
     ProbeSpec("routing-recorder", ("torch",), _routing_recorder),
     ProbeSpec("save", ("torch",), _only("probes.process.phases", "SaveProbe", "state_saving")),
+    ProbeSpec("live-saves", ("torch",), _only("probes.checkpoints.live_saves", "LiveSaves")),
     ProbeSpec(
         "dataloader",
         ("torch", "torch.utils.data.dataloader"),

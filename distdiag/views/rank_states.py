@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 
 from distdiag.events.base import CallSite, Frame, Phase
 from distdiag.events.collectives import (
+    BufferChanged,
     Collective,
     CollectiveState,
     GroupCreated,
@@ -250,7 +251,7 @@ class WorkView(View):
 
     is_of_one_rank: ClassVar[bool] = True
 
-    event: Collective | CollectiveState
+    event: Collective | CollectiveState | BufferChanged
     recent: tuple[Collective, ...] = ()
 
 

@@ -17,7 +17,7 @@ def epoch_fed(rank, order, *, num_ranks=2, **values):
     """A rank has trained on these samples of 32, as its part of them; other values may be given."""
     sampler = {"epoch": 0, "seed": 0, "shuffle": True, "num_replicas": num_ranks, "replica": rank}
     for name in list(values):
-        if name in (*sampler, "num_skipped", "chain", "uses_epoch"):
+        if name in (*sampler, "num_skipped", "chain", "uses_epoch", "dividers"):
             sampler[name] = values.pop(name)
     chain = sampler.pop("chain", ("BatchSampler", "DistributedSampler"))
     fields = {

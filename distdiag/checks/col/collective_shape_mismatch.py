@@ -1,6 +1,9 @@
 """COL003: ranks call one collective with sizes that do not fit together."""
 
 from collections.abc import Iterator
+from typing import Final
+
+import msgspec
 
 from distdiag.checks.col.mismatch import CallMismatch, each_group
 from distdiag.checks.shared.culprits import (
@@ -12,10 +15,15 @@ from distdiag.checks.shared.culprits import (
     location_in,
     step_of,
 )
-from distdiag.checks.shared.explanations import unexplained
+from distdiag.checks.shared.explanations import (
+    condition_between,
+    groups_by_place,
+    under,
+    unexplained,
+)
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
-from distdiag.findings.descriptions import call_phrase, sizes_phrase
+from distdiag.findings.descriptions import at, call_location, call_phrase, sizes_phrase
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import (
@@ -26,6 +34,11 @@ from distdiag.views.invariants import (
     ranks_in,
     uneven_transfers,
     wants_equal_sizes,
+)
+
+_WHY_OTHER_CALLS: Final = (
+    "A condition was decided differently, so the ranks are at different calls, which have the same "
+    "number only because one rank left out a call that the other makes."
 )
 
 
@@ -78,7 +91,11 @@ class CollectiveShapeMismatch(CallMismatch):
     def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Compare numbers of elements; a mere difference in shape is a note."""
         if unexplained(alignment) is Aspect.SHAPE:
-            yield self._differing_sizes(alignment)
+            found = self._differing_sizes(alignment)
+            condition = condition_between(alignment)
+            yield (
+                found if condition is None else under(_of_other_calls(found, alignment), condition)
+            )
         elif alignment.kind == "collective" and contradiction(alignment) is None:
             groups = group_by(alignment, lambda call: call.signature.input_sizes)
             if len(groups) > 1 and wants_equal_sizes(alignment.any_event.signature.op):
@@ -124,6 +141,16 @@ class CollectiveShapeMismatch(CallMismatch):
             confidence=0.3,
             evidence=group_evidence(alignment, groups, sizes_phrase),
         )
+
+
+def _of_other_calls(finding: Finding, alignment: CollectiveView) -> Finding:
+    """Say that the ranks did not mean the same call."""
+    lines = ", ".join(
+        f"{ranks.phrase()}{at(call_location(alignment.by_rank[min(ranks)]))}"
+        for ranks in groups_by_place(alignment)
+    )
+    message = f"{finding.message}; these are different calls: {lines}"
+    return msgspec.structs.replace(finding, message=message, why=_WHY_OTHER_CALLS)
 
 
 def _sizes_of(call: Collective) -> tuple[object, ...]:

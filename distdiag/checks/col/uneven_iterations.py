@@ -160,6 +160,12 @@ def _fix(loop: Loop | None) -> str:
             f"Let all ranks leave the loop together: all_reduce the condition `{loop.test}` of "
             f"line {line} (MAX) in each pass."
         )
+    if loop.caught is not None:
+        return (
+            f"Look for an exception that `{loop.caught.text}` (line {loop.caught.location.line}) "
+            "catches on some ranks only, which leaves the loop there. Let the process end with it. "
+            "Or let all ranks agree after each pass whether one of them has failed."
+        )
     return (
         f"Give the loop in line {line} equally many items on all ranks: a DistributedSampler, "
         f"drop_last=True, or the smallest number of batches (an all_reduce with MIN). Under DDP, "
@@ -181,6 +187,12 @@ def _conditions(found: UnevenLoop) -> Iterator[Evidence]:
             ranks=found.leavers,
             summary=f"leaves the loop if `{found.loop.exit.text}`",
             location=found.loop.exit.location,
+        )
+    elif found.loop.caught is not None:
+        yield Evidence(
+            ranks=found.leavers,
+            summary=f"leaves the loop in `{found.loop.caught.text}` if an exception is raised",
+            location=found.loop.caught.location,
         )
     for handler in found.loop.handlers:
         yield Evidence(

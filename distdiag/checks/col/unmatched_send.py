@@ -1,6 +1,7 @@
 """COL012: a send or a receive has no counterpart."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.culprits import (
@@ -14,7 +15,7 @@ from distdiag.checks.shared.culprits import (
     missing_evidence,
     step_of,
 )
-from distdiag.checks.shared.explanations import state_of
+from distdiag.checks.shared.explanations import condition_passed, state_of, under
 from distdiag.checks.shared.stuck import activity_of_missing
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
@@ -28,6 +29,11 @@ from distdiag.findings.descriptions import (
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import Alignment, OpenCollective, Trigger
 from distdiag.views.rank_states import RankState, RankStatus
+
+_FIX_SKIPPED: Final = (
+    "Let both ranks make the collective call, or neither of them. Look at what kept the rank that "
+    "waits for the message from it."
+)
 
 
 class UnmatchedSend(Check[OpenCollective]):
@@ -92,9 +98,12 @@ class UnmatchedSend(Check[OpenCollective]):
             or not is_reliable(alignment)
             or (alignment.trigger is Trigger.STALLED and all_work(alignment, RankSet([peer])))
         )
-        yield self.finding(
+        skipped = _skipped(alignment, call, state)
+        found = self.finding(
             f"rank {call.rank}'s {call_phrase(call)}{at(call_location(call))} has no counterpart: "
-            f"rank {peer} {whereabouts(state)}{_other_tag(call, state)}",
+            f"rank {peer} {whereabouts(state)}"
+            + (f", which rank {call.rank} never called" if skipped is not None else "")
+            + _other_tag(call, state),
             ranks=verdict.culprits,
             step=step_of(alignment, verdict.culprits),
             location=location_in(alignment, verdict.culprits) or call_location(call),
@@ -109,7 +118,13 @@ class UnmatchedSend(Check[OpenCollective]):
                 ),
                 *missing_evidence(alignment),
             ),
+            fix=_FIX_SKIPPED if skipped is not None else self.fix,
         )
+        condition = None
+        if skipped is not None and not is_note:
+            sides = RankSet([peer]), RankSet([call.rank])
+            condition = condition_passed(skipped, alignment, *sides)
+        yield found if condition is None else under(found, condition)
 
     def _verdict(self, alignment: Alignment[Collective], call: Collective) -> Verdict:
         if alignment.trigger is Trigger.CYCLE:
@@ -118,6 +133,25 @@ class UnmatchedSend(Check[OpenCollective]):
             # A send too many looks like a receive too few.
             return Verdict(alignment.expected_ranks, RankSet(), Reason.UNDECIDED)
         return blame_missing(alignment)
+
+
+def _skipped(
+    alignment: OpenCollective, call: Collective, peer: RankState
+) -> Alignment[Collective] | None:
+    """Return the collective in which the peer waits, if the rank of this call never came there."""
+    waited = blocking_call(peer) if alignment.trigger is Trigger.CYCLE else None
+    if waited is None or waited.collective_seq_id < 0 or call.rank not in waited.group.ranks:
+        return None
+    if state_of(alignment, call.rank).has_reached(waited):
+        return None
+    return Alignment(
+        "collective",
+        (waited.group.label, waited.collective_seq_id),
+        {peer.rank: waited},
+        RankSet(waited.group.ranks),
+        alignment.states,
+        alignment.trigger,
+    )
 
 
 def _other_tag(call: Collective, state: RankState) -> str:

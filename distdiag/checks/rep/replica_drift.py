@@ -1,6 +1,7 @@
 """REP003: copies of a tensor were the same and are not any more."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import (
@@ -15,6 +16,13 @@ from distdiag.checks.shared.replicas import (
 from distdiag.events.models import ReplicaEvidence
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import StepReplicas
+
+_ALL_REDUCED: Final = (ReplicaEvidence.WRAPPER, ReplicaEvidence.REDUCED)
+_FIX_REDUCED: Final = (
+    "The gradients of these parameters are reduced, so look for what else some ranks alone do to "
+    "them: a copy of averaged or loaded weights, a clamp or a reset under a condition on the rank, "
+    "or a step that some ranks skip or take with another learning rate. Let all ranks do it."
+)
 
 
 class ReplicaDrift(Check[StepReplicas]):
@@ -78,4 +86,5 @@ class ReplicaDrift(Check[StepReplicas]):
             grade=grade_of(view, has_culprit=has_culprit),
             confidence=0.9,
             evidence=evidence_of(view, tensors),
+            fix=_FIX_REDUCED if view.evidence in _ALL_REDUCED else self.fix,
         )

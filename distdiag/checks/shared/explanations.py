@@ -194,6 +194,19 @@ def condition_passed(
     return Condition(passed[-1], callers, others) if passed else None
 
 
+def condition_between(alignment: Alignment[Collective]) -> Condition | None:
+    """Return what decides which of two calls a rank makes, where they come from two places."""
+    sides = groups_by_place(alignment)
+    if len(sides) != 2:
+        return None
+    one, other = sides
+    found = (
+        condition_passed(alignment, alignment, callers, others)
+        for callers, others in ((one, other), (other, one))
+    )
+    return next((each for each in found if each is not None), None)
+
+
 def under(finding: Finding, condition: Condition) -> Finding:
     """Return a finding that names the condition under which a call stands, and what to do."""
     guard, others = condition.guard, condition.others.phrase()

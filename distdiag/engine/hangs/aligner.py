@@ -24,6 +24,7 @@ from distdiag.engine.hangs.waits import (
 )
 from distdiag.events.base import Event
 from distdiag.events.collectives import (
+    BufferChanged,
     Collective,
     CollectiveState,
     GroupCreated,
@@ -83,6 +84,7 @@ class CallAligner(Aligner):
     needs = (
         Collective,
         CollectiveState,
+        BufferChanged,
         GroupCreated,
         GroupProgress,
         Stacks,
@@ -151,7 +153,7 @@ class CallAligner(Aligner):
                 yield from self._feed_call(event)
             case GroupProgress():
                 yield from self._feed_progress(event)
-            case CollectiveState(state="dropped"):
+            case CollectiveState(state="dropped") | BufferChanged():
                 yield WorkView(event, self.job.states()[event.rank].recent)
             case GroupCreated():
                 self._has_group = True

@@ -26,7 +26,7 @@ from distdiag.probes.collectives.operators import (
     whole_numbers,
 )
 from distdiag.probes.collectives.tap import Recorded, Tap, TapError
-from distdiag.probes.collectives.work import WorkProbe
+from distdiag.probes.collectives.work import Sent, WorkProbe, sent_by
 from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.record.event_file import ISSUED, WAITED
 from distdiag.record.guard import attempt
@@ -119,7 +119,7 @@ class CollectiveWrappers(Probe):
                 raise
             finally:
                 context.is_recorded = False
-            attempt(fail, returned, context, work, made)
+            attempt(fail, returned, context, work, made, method, given)
             return work
 
         return wrapper
@@ -131,9 +131,19 @@ class CollectiveWrappers(Probe):
         name = "uneven" if method.has_splits and _is_uneven(given) else method.public
         self._exchanging.emit(name, flatten(given[method.input]), group, peer, frame)
 
-    def _issued(self, context: ThreadContext, work: object, made: Recorded) -> None:
+    def _issued(
+        self,
+        context: ThreadContext,
+        work: object,
+        made: Recorded,
+        method: Method,
+        given: tuple[Any, ...],
+    ) -> None:
         self.recorder.mark(made[0], ISSUED)
-        self._returned(context, work, [made[:2]], made[2])
+        call, is_own, is_async = made
+        is_watched = is_own and is_async and method.input >= 0
+        sent = sent_by(flatten(given[method.input])) if is_watched else []
+        self._returned(context, work, [(call, is_own)], is_async, sent)
 
     def _returned(
         self,
@@ -141,19 +151,20 @@ class CollectiveWrappers(Probe):
         work: object,
         calls: Calls,
         is_async: bool,
+        sent: list[Sent],
     ) -> None:
         if context.coalesced is not None:
             context.coalesced += calls
         elif isinstance(work, _Work):
             if is_async:
-                self._works.remember(work, calls)
+                self._works.remember(work, calls, sent)
             else:
                 # The caller itself will wait for this Work now; nobody else gets it.
                 context.awaited = (id(work), calls)
         elif not is_async:
             for call, _ in calls:  # the backend waits by itself and returns nothing
                 self.recorder.mark(call, WAITED)
-            self._works.waited.emit()
+            self._works.over()
 
     def _start_coalescing(self, *_: object, **__: object) -> None:
         self.recorder.here.context.coalesced = []
@@ -167,7 +178,7 @@ class CollectiveWrappers(Probe):
             if calls and not self.is_off:
                 # Whether its user wants to wait is not known here: never counted as dropped.
                 with self.guard:
-                    self._returned(context, work, calls, is_async=False)
+                    self._returned(context, work, calls, is_async=False, sent=[])
             return work
 
         return method

@@ -6,12 +6,18 @@ tensors that it holds.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from typing import Any, ClassVar, Final
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final, NamedTuple
 
+import torch
 import torch.distributed as dist
 
+from distdiag.events.collectives import BufferChanged
 from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
+from distdiag.probes.call_sites import site_here
+from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.record.event_file import WAITED
 from distdiag.record.guard import attempt
 from distdiag.record.recorder import Recorder
@@ -31,11 +37,47 @@ _LOOKS: Final = (
 _NOTHING: Final[tuple[int, Calls]] = (0, [])
 
 
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+class Sent(NamedTuple):
+    """A tensor that a call reads while it is under way, and its version when the call began."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+
+
+def sent_by(tensors: Iterable[torch.Tensor]) -> list[Sent]:
+    """Return those of the tensors of which it can be told whether the program changes them.
+
+    A view shares its version with all of its storage, the rest of which may be changed.
+    """
+    with reading_attributes():
+        return [
+            Sent(weakref.ref(each), each._version)
+            for each in tensors
+            if type(each) in _PLAIN
+            and each.layout is torch.strided
+            and not each.is_inference()
+            and each.nbytes == each.untyped_storage().nbytes()
+        ]
+
+
 class _Handle(weakref.ref[Any]):
     """A weak reference to a Work and the calls that it stands for."""
 
-    __slots__ = ("calls", "is_completed", "is_observed", "is_waited", "key")
+    __slots__ = (
+        "calls",
+        "is_completed",
+        "is_observed",
+        "is_waited",
+        "key",
+        "num_waits",
+        "sent",
+    )
 
+    num_waits: int
+    sent: list[Sent]
     calls: Calls
     is_completed: bool
     is_observed: bool
@@ -56,6 +98,7 @@ class WorkProbe(Probe):
         """Follow nothing yet; `waited` says that a wait is over."""
         super().__init__(recorder)
         self.waited = waited
+        self._num_waits = 0
         self._handles: dict[int, _Handle] = {}
 
     def _install(self) -> None:
@@ -69,13 +112,20 @@ class WorkProbe(Probe):
             there = [name for name in makes if callable(vars(kind).get(name))]
             self._patches.wrap_all(kind, {name: _looking_like_it(makes[name]) for name in there})
 
-    def remember(self, work: object, calls: Calls) -> None:
+    def remember(self, work: object, calls: Calls, sent: list[Sent]) -> None:
         """Follow the Work that an asynchronous call gave its caller; `calls` are those it made."""
         handle = _Handle(work, self._released)
         handle.key = id(work)
+        handle.sent = sent
+        handle.num_waits = self._num_waits
         handle.calls = calls
         handle.is_observed = handle.is_waited = handle.is_completed = False
         self._handles[handle.key] = handle
+
+    def over(self) -> None:
+        """Notify whom it concerns that the program has waited for a call."""
+        self._num_waits += 1
+        self.waited.emit()
 
     def _released(self, handle: _Handle) -> None:
         if self._handles.get(handle.key) is handle:
@@ -97,7 +147,7 @@ class WorkProbe(Probe):
 
     def _waiting(self, original: AnyCallable) -> AnyCallable:
         here, recorder = self.recorder.here, self.recorder
-        mark_waited, fail, waited = self._mark_waited, self.fail, self.waited
+        mark_waited, fail, over = self._mark_waited, self.fail, self.over
 
         def method(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or recorder.closed:
@@ -120,17 +170,39 @@ class WorkProbe(Probe):
                 attempt(fail, mark_waited, calls)
             else:
                 self._write(calls, "waited")
-            waited.emit()
+            over()
             return result
 
         return method
 
     def _calls_to_wait_for(self, work: object) -> Calls:
-        handle = self._look(work)
+        handle = None if self.is_off else self._handles.get(id(work))
         if handle is None or handle.is_waited:
             return []
-        handle.is_waited = True
+        # What the program waited or asked for since may have told it that the call was over.
+        if handle.sent and not handle.is_observed and handle.num_waits == self._num_waits:
+            with self.guard:
+                self._compare(handle)
+        handle.is_observed = handle.is_waited = True
         return handle.calls
+
+    def _compare(self, handle: _Handle) -> None:
+        """Write down that what a call sends was changed since the call began."""
+        for each in handle.sent:
+            tensor = each.tensor()
+            if tensor is None:
+                continue
+            with reading_attributes():
+                version, device = tensor._version, tensor.device.type
+            if version > each.version:
+                self.recorder.event(
+                    BufferChanged,
+                    call=handle.calls[0][0],
+                    num_changes=version - each.version,
+                    device=device,
+                    site=site_here(self.recorder, sys._getframe(3)),
+                )
+                return
 
     def _mark_waited(self, calls: Calls) -> None:
         for call, _ in calls:

@@ -155,6 +155,8 @@ _NAMES: Final = {
     "num_skipped": ("skip_batches", "start_index", "start_iter", "consumed_samples"),
 }
 
+_WORLDS: Final = (*_NAMES["num_replicas"], "world")
+
 
 def chain_of(sampler: object) -> Iterator[object]:
     """Yield a sampler and those that it takes its indices from."""
@@ -173,6 +175,7 @@ def state_of(sampler: object) -> SamplerState:
     found["num_skipped"] = found["num_skipped"] or 0
     shuffle = next((s for one in chain if isinstance(s := _own(one).get("shuffle"), bool)), None)
     found["uses_epoch"] = any(map(_uses_epoch, chain))
+    found["dividers"] = tuple(type(one).__name__ for one in chain if _divides(one))
     return SamplerState(tuple(type(one).__name__ for one in chain), shuffle=shuffle, **found)
 
 
@@ -199,6 +202,11 @@ def _first_int(chain: list[object], names: tuple[str, ...]) -> int | None:
             if type(value) is int:
                 return value
     return None
+
+
+def _divides(one: object) -> bool:
+    numbers = (_first_int([one], names) for names in (_NAMES["replica"], _WORLDS))
+    return None not in numbers
 
 
 def _own(one: object) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import math
 import sys
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -21,6 +22,16 @@ from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
+_PLANS: Final = (
+    "num_training_steps",
+    "total_steps",
+    "max_steps",
+    "num_steps",
+    "max_iters",
+    "total",
+)
+"""How programs call the number of steps that they make a schedule for. It is believed where the
+rate stays the same once the scheduler was advanced so often."""
 _LEAST_LOOK: Final = 16
 _MOST_COURSES: Final = 64
 _MOST_VALUES: Final = 64
@@ -35,6 +46,7 @@ class _Course:
     scheduler: weakref.ref[Any]
     site: CallSite
     num_planned: int = 0
+    num_named: int = 0
     follows_metric: bool = False
     value: float = math.nan
     num_values: int = 0
@@ -47,6 +59,13 @@ class _Course:
     peak_rate: float = 0.0
     last_rate: float = 0.0
     settled_at: int = 0
+
+    @property
+    def believed_plan(self) -> int:
+        """The number of steps in the program's own words, if the rate stays the same after it."""
+        pace = max(self.last_pace, 1)
+        has_ended = 0 < self.num_named < self.num_advances
+        return self.num_named if has_ended and self.settled_at <= self.num_named // pace + 1 else 0
 
     def see(self, rate: float) -> None:
         """Take note of a rate that holds from now on."""
@@ -117,6 +136,7 @@ class Schedules(Probe):
             weakref.ref(scheduler),
             CallSite(frames_of(frame, self.recorder.main_script)),
             _num_planned(scheduler),
+            _num_named(scheduler),
             peak_rate=rate,
             last_rate=rate,
         )
@@ -180,7 +200,7 @@ class Schedules(Probe):
                 name=course.name,
                 num_advances=course.num_advances,
                 num_steps=course.num_steps,
-                num_planned=course.num_planned,
+                num_planned=course.num_planned or course.believed_plan,
                 follows_metric=course.follows_metric,
                 least_pace=course.last_pace if is_new else course.least_pace,
                 greatest_pace=course.last_pace if is_new else course.greatest_pace,
@@ -199,6 +219,19 @@ def _num_planned(scheduler: object) -> int:
             return planned
     half_period = getattr(scheduler, "T_max", 0)  # of torch's cosine: the rate rises again then
     return half_period if isinstance(half_period, int) else 0
+
+
+def _num_named(scheduler: object) -> int:
+    """Return what a scheduler of the program's own calls like a number of steps, or 0."""
+    values = dict(vars(scheduler))
+    for function in values.get("lr_lambdas", ()):
+        names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+        held = zip(names, getattr(function, "__closure__", None) or (), strict=False)
+        for name, cell in held:
+            with suppress(ValueError):  # the variable has no value yet
+                values[name] = cell.cell_contents
+    found = (values.get(name) for name in _PLANS)
+    return next((each for each in found if isinstance(each, int) and each > 0), 0)
 
 
 def _rate(scheduler: Untyped) -> float:

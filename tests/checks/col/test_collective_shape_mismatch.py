@@ -3,7 +3,8 @@ import pytest
 from distdiag.checks.col.collective_shape_mismatch import CollectiveShapeMismatch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import Job, signature
+from distdiag.findings.source import location_of
+from tests.checks.streams import Job, Program, signature
 from tests.checks.verdicts import findings, serious
 
 
@@ -111,3 +112,34 @@ def test_a_message_must_fit_its_receive(numel, num_findings):
     receive = job.call(1, sign=sign("recv", [], [numel], peer=0))
     found = findings(CollectiveShapeMismatch, job.message(send, receive))
     assert len(found) == num_findings
+
+
+TOWER = """
+def forward(ids, pixels):
+    if pixels is not None:
+        seen = vision(pixels)
+    return lm(ids)
+"""
+
+
+def test_calls_of_two_lines_are_told_apart_and_the_condition_is_named(tmp_path):
+    p = Program(tmp_path, TOWER)
+    job = Job()
+    job.call(0, p.site("vision(pixels)"), sign=sign("all_gather_into_tensor", [240], [480]))
+    job.call(1, p.site("lm(ids)"), sign=sign("all_gather_into_tensor", [932], [1864]))
+    (finding,) = findings(CollectiveShapeMismatch, job.alignment())
+    assert "these are different calls: rank 0 at train.py:3, rank 1 at train.py:4" in (
+        finding.message.replace(f"{tmp_path}/", "")
+    )
+    assert finding.location == location_of(p.frame("if pixels"))
+    assert finding.fix.startswith("Find out why `if pixels is not None:` (line 2) is decided")
+
+
+def test_calls_of_two_lines_without_a_condition_have_other_sizes(tmp_path):
+    p = Program(tmp_path, "def main():\n    gather(a)\n    gather(b)\n")
+    job = Job()
+    job.call(0, p.site("gather(a)"), sign=sign("all_gather_into_tensor", [240], [480]))
+    job.call(1, p.site("gather(b)"), sign=sign("all_gather_into_tensor", [932], [1864]))
+    (finding,) = findings(CollectiveShapeMismatch, job.alignment())
+    assert "different calls" not in finding.message
+    assert finding.fix.startswith("Make the sizes equal")

@@ -306,3 +306,29 @@ def test_a_message_that_never_comes_holds_a_rank_up_on_its_way(tmp_path, op, num
     elsewhere = None if op == "recv" else job.group(name="other")
     job.call(1, program.site("log"), sign=sign, group=elsewhere)
     assert len(found(job, trigger=Trigger.CYCLE)) == num_findings
+
+
+SWALLOWED = """
+    def evaluate(task):
+        dist.all_gather_object(parts, task)
+
+    def main():
+        for task in tasks:
+            try:
+                evaluate(task)
+            except Exception as error:
+                log(error)
+                break
+    """
+
+
+def test_an_exception_that_is_caught_and_ends_the_loop_is_looked_for(tmp_path):
+    program = Program(tmp_path, SWALLOWED)
+    site = program.site("all_gather", "            evaluate(task)")
+    job = Job()
+    job.every(site)
+    job.call(0, site)
+    job.set(1, status=RankStatus.FINISHED)
+    (finding,) = found(job, trigger=Trigger.LEFT)
+    assert finding.location == location_of(program.frame("except Exception"))
+    assert finding.fix.startswith("Look for an exception that `except Exception as error:` (line ")

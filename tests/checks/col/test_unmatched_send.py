@@ -3,9 +3,10 @@ import pytest
 from distdiag.checks.col.unmatched_send import UnmatchedSend
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
+from distdiag.findings.source import location_of
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import RankStatus
-from tests.checks.streams import Job, plain_site, signature
+from tests.checks.streams import Job, Program, plain_site, signature
 from tests.checks.verdicts import findings, serious
 
 
@@ -89,3 +90,34 @@ def test_a_matched_pair_is_silent():
     job = Job()
     pair = job.message(receive(job), job.call(1, sign=signature("send", peer=0)))
     assert not serious(pair)
+
+
+EARLY_RETURN = """
+def gather():
+    if not metrics:
+        return
+    dist.all_gather(parts, mine)
+
+def main():
+    gather()
+    dist.recv(x, 0)
+"""
+
+
+def test_a_collective_that_the_receiver_left_out_is_named_with_its_condition(tmp_path):
+    p = Program(tmp_path, EARLY_RETURN)
+    job = Job()
+    job.call(0, p.site("dist.all_gather", "    gather()"), "all_gather")
+    call = job.call(1, p.site("dist.recv"), sign=signature("recv", peer=0))
+    (finding,) = judged(job, call, Trigger.CYCLE)
+    assert ", which rank 1 never called" in finding.message
+    assert finding.location == location_of(p.frame("if not metrics"))
+    assert finding.fix.startswith("Find out why `if not metrics:` (line 2) is decided differently")
+
+
+def test_a_collective_that_the_receiver_left_out_without_a_condition_is_named(tmp_path):
+    job = Job()
+    job.call(0, plain_site(30), "all_gather")
+    (finding,) = judged(job, receive(job, 1, 0), Trigger.CYCLE)
+    assert finding.location.line == 30
+    assert finding.fix.startswith("Let both ranks make the collective call")

@@ -57,3 +57,16 @@ def test_the_reason_to_compare_decides_how_sure_it_is(evidence, severities):
     found = drifted(differing(0.1, 0.1, 0.3), evidence=evidence)
     assert [each.severity for each in found] == severities
     assert all(each.ranks == RankSet([2]) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "begin"),
+    [
+        (ReplicaEvidence.WRAPPER, "The gradients of these parameters are reduced, so look for"),
+        (ReplicaEvidence.UNSYNCED, "Reduce the gradient over all ranks"),
+        (ReplicaEvidence.MODEL, "Reduce the gradient over all ranks"),
+    ],
+)
+def test_what_to_do_depends_on_whether_the_gradients_are_reduced(evidence, begin):
+    (finding,) = drifted(differing(0.1, 0.3), evidence=evidence)
+    assert finding.fix.startswith(begin)

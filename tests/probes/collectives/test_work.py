@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from distdiag.events.collectives import CollectiveState
+from distdiag.events.collectives import BufferChanged, CollectiveState
 from tests.probes.conftest import Observed
 
 PARTS = ("collectives",)
@@ -129,3 +129,68 @@ def test_nothing_is_written_after_the_end(observed: Observed, lone_group: None) 
 
     (call,) = observed.calls()
     assert observed.states(call) == ["issued"]
+
+
+def _changes(observed: Observed) -> list[BufferChanged]:
+    return [event for event in observed.events() if isinstance(event, BufferChanged)]
+
+
+def test_a_tensor_that_is_changed_before_the_wait_is_recorded(
+    observed: Observed, lone_group: None
+) -> None:
+    observed.install(*PARTS)
+
+    buffer = torch.ones(4)
+    work = dist.all_reduce(buffer, async_op=True)
+    buffer.mul_(2)
+    buffer.add_(1)
+    work.wait()
+
+    (call,) = observed.calls()
+    (change,) = _changes(observed)
+    assert (change.call, change.num_changes, change.device) == (call.seq, 2, "cpu")
+    assert change.site.frames[0].file == __file__
+
+
+def test_a_tensor_that_is_changed_after_the_wait_is_silent(
+    observed: Observed, lone_group: None
+) -> None:
+    observed.install(*PARTS)
+
+    buffer, gathered = torch.ones(4), torch.zeros(4)
+    work = dist.all_gather([gathered], buffer, async_op=True)
+    work.wait()
+    buffer.zero_()
+    work.wait()
+
+    assert not _changes(observed)
+
+
+def test_what_another_wait_may_have_ended_is_not_judged(
+    observed: Observed, lone_group: None
+) -> None:
+    observed.install(*PARTS)
+
+    buffer = torch.ones(4)
+    work = dist.all_reduce(buffer, async_op=True)
+    dist.barrier()
+    buffer.zero_()
+    work.wait()
+    work = dist.all_reduce(buffer, async_op=True)
+    while not work.is_completed():
+        pass
+    buffer.zero_()
+    work.wait()
+
+    assert not _changes(observed)
+
+
+def test_the_rest_of_a_storage_may_be_changed(observed: Observed, lone_group: None) -> None:
+    observed.install(*PARTS)
+
+    buffer = torch.ones(8)
+    work = dist.all_reduce(buffer[:4], async_op=True)
+    buffer[4:].zero_()
+    work.wait()
+
+    assert not _changes(observed)

@@ -56,6 +56,7 @@ def test_a_pass_is_written_with_its_indices_and_its_sampler(
     assert (reported.sampler.epoch, reported.sampler.seed) == (3, 7)
     assert (reported.sampler.replica, reported.sampler.num_replicas) == (1, 2)
     assert reported.sampler.chain[-1] == "DistributedSampler"
+    assert reported.sampler.dividers == ("DistributedSampler",)
     bits = int.from_bytes(reported.indices, "little")
     assert {i for i in range(16) if bits >> i & 1} == set(map(int, seen))
     assert len(set(reported.contents)) == 8
@@ -250,3 +251,27 @@ def test_what_a_sampler_divides_or_only_a_part_was_read_of_is_not(observed: Obse
     for _ in shuffled([1.0, 2.0, 3.0, 4.0, 5.0], 1):
         break
     assert [each.least for each in passes(observed)] == [(), ()]
+
+
+class Shard:
+    """Gives a process its share of the batches, as libraries do that prepare a loader."""
+
+    def __init__(self, batch_sampler: object, num_processes: int, process_index: int) -> None:
+        self.batch_sampler = batch_sampler
+        self.num_processes, self.process_index = num_processes, process_index
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number, batch in enumerate(self.batch_sampler):  # type: ignore[arg-type, var-annotated]
+            if number % self.num_processes == self.process_index:
+                yield batch
+
+
+def test_samplers_that_divide_by_ranks_are_counted(observed: Observed) -> None:
+    observed.install("steps", "data")
+    sampler = DistributedSampler(data(32), num_replicas=2, rank=0)
+    batches = torch.utils.data.BatchSampler(sampler, 4, drop_last=False)
+    train(DataLoader(data(32), batch_sampler=Shard(batches, 2, 0)))
+
+    (reported,) = passes(observed)
+    assert reported.sampler.dividers == ("Shard", "DistributedSampler")
+    assert reported.num_indices == 8

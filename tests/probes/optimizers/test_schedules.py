@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -147,3 +148,43 @@ def test_different_values_after_one_another_are_no_repetition(observed: Observed
         probe.flush()
     (reported,) = observed.events(ScheduleState)
     assert (reported.least_pace, reported.greatest_pace) == (1, 1)
+
+
+class Polynomial(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule of the program's own, which may count less often than it is advanced."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, total: int, every: int = 1) -> None:
+        self.total, self.every = total, every
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        left = 1 - min(self.last_epoch // self.every, self.total) / self.total
+        return [base * (0.1 + left) for base in self.base_lrs]
+
+
+def _lambda(optimizer: torch.optim.Optimizer, every: int) -> object:
+    total_steps = 8
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.1 + max(0.0, 1 - step // every / total_steps)
+    )
+
+
+@pytest.mark.parametrize("is_lambda", [False, True], ids=["a class", "a lambda"])
+@pytest.mark.parametrize(("every", "planned"), [(1, 8), (2, 0)], ids=["too fast", "meant so"])
+def test_a_number_of_steps_in_the_program_s_own_words_is_believed_where_the_rate_settles(
+    observed: Observed, is_lambda: bool, every: int, planned: int
+) -> None:
+    observed.install("steps", "data")
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler: Any = _lambda(optimizer, every) if is_lambda else Polynomial(optimizer, 8, every)
+    for _ in range(8):
+        weight.square().sum().backward()
+        optimizer.step()
+        scheduler.step()
+        scheduler.step()
+    for probe in observed.probes:
+        probe.flush()
+
+    (reported,) = observed.events(ScheduleState)
+    assert (reported.num_planned, reported.num_advances, reported.num_steps) == (planned, 16, 8)
