@@ -10,12 +10,16 @@ from tests.integration.launch import Launch, Outcome, run_plain, with_report
 SCRIPT = Path(__file__).with_name("injected.py")
 PROBES = (
     "backward",
+    "broken-passes",
+    "clipping",
     "collective-wrappers",
     "collectives",
+    "combined-shards",
     "dataloader",
     "fetches",
     "functional-collectives",
     "gradient-sums",
+    "live-saves",
     "loads",
     "loss-numbers",
     "losses",
