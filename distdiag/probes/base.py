@@ -223,15 +223,17 @@ class Patches:
             are_wrapped = are_wrapped and is_wrapped
         return are_wrapped
 
-    def wrap_everywhere(self, owner: object, name: str, make: Wrap) -> bool:
-        """Wrap a function in every module that has it under its own name."""
+    def wrap_everywhere(self, owner: object, name: str, make: Wrap, *aliases: str) -> bool:
+        """Wrap a function in every module that has it under its own name or one of the aliases."""
         original = getattr(owner, "__dict__", {}).get(name)
         is_wrapped = self.wrap(owner, name, make)
         ours = vars(owner)[name] if is_wrapped else original
         for module in list(sys.modules.values()) if ours is not original else ():
             # vars(): getattr would wake modules that load themselves lazily.
-            if getattr(module, "__dict__", {}).get(name) is original:
-                self.replace(module, name, ours)
+            held = getattr(module, "__dict__", {})
+            for each in (name, *aliases):
+                if held.get(each) is original:
+                    self.replace(module, each, ours)
         return is_wrapped
 
     def add(self, owner: type, name: str, make: Wrap) -> bool:

@@ -64,9 +64,9 @@ class Clipping(Probe):
 
     def _install(self) -> None:
         self._patches.wrap(torch.optim.Optimizer, "__init__", self._after_optimizer)
-        self._patches.wrap(clip_grad, "_clip_grads_with_norm_", self._around_clip)
-        # Its public name, by which programs call it that compute the norm themselves.
-        self._patches.wrap_everywhere(torch.nn.utils, "clip_grads_with_norm_", self._around_clip)
+        # By its public name programs call it that compute the norm themselves.
+        name, public = "_clip_grads_with_norm_", "clip_grads_with_norm_"
+        self._patches.wrap_everywhere(clip_grad, name, self._around_clip, public)
         self._patches.wrap(torch.amp.grad_scaler.GradScaler, "step", self._around_step)
         self._subscribe(self._stepping, self._before_step)
 
