@@ -364,11 +364,8 @@ class ModelSnapshots(Probe):
             self._roots, lambda: (self._modules.count, self._optimizer_registry.count)
         )
         # Other probes ask, too.
-        self.own_steps, self.name_of, self.known_name = (
-            self._steps,
-            self._names.name,
-            self._names.known,
-        )
+        self.own_steps = self._steps
+        self.name_of, self.known_name = self._names.name, self._names.known
         self._optimizers = OptimizerSamples(
             recorder, self._modules, self._optimizer_registry, self._steps, self.name_of, creations
         )
