@@ -18,7 +18,10 @@ _APART: Final = 1e-3
 Norm = Callable[[StepNorms], float]
 
 _OWN: Final[tuple[tuple[str, Norm], ...]] = (
-    ("is that of what each rank holds itself, and another one on each rank", lambda e: e.counted),
+    (
+        "each rank takes of its own part alone, so that ranks clip by different factors",
+        lambda each: each.counted,
+    ),
 )
 # What is left out may be meant to be clipped by itself, as experts often are; what is counted twice
 # is not.
@@ -115,9 +118,9 @@ class MiscountedGradientNorm(Check[NormView]):
                 continue
             shown = ", ".join(f"{each.whole:.6g} at step {each.step}" for each in steps)
             yield self.finding(
-                f"the gradients of {view.model} are clipped by a norm that {what}: that norm is "
-                f"{norm(steps[0]):.6g} after clipping at {len(steps)} steps, and the norm of the "
-                f"gradients is not the same, from {min(whole):.6g} to {max(whole):.6g}",
+                f"the gradients of {view.model} are clipped by a norm that {what}: taken so, the "
+                f"norm is {norm(steps[0]):.6g} after clipping at {len(steps)} steps, but the true "
+                f"norm over all ranks varies from {min(whole):.6g} to {max(whole):.6g}",
                 ranks=view.ranks,
                 step=steps[0].step,
                 location=user_location(view.site.frames),
@@ -143,6 +146,7 @@ class MiscountedGradientNorm(Check[NormView]):
             location=user_location(view.site.frames),
             grade=Grade.NOTE,
             confidence=0.5,
-            evidence=f"so it is at {len(steps)} steps; a norm that is added up over ranks which "
-            "all hold the same gradients, or averaged over those that hold parts, is off so",
+            evidence=f"the norm is the same at {len(steps)} steps; a norm that is summed over "
+            "ranks which all hold the same gradients, or averaged over ranks that hold parts, is "
+            "wrong by this factor",
         )

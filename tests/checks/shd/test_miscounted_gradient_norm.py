@@ -54,7 +54,7 @@ def test_a_norm_of_what_each_rank_holds_is_reported_as_such():
         for n, each in enumerate(view.steps)
     ]
     (finding,) = findings(MiscountedGradientNorm, replace(view, steps=tuple(steps)))
-    assert "is that of what each rank holds itself" in finding.message
+    assert "each rank takes of its own part alone" in finding.message
     assert finding.severity is Severity.ERROR
 
 
