@@ -134,7 +134,9 @@ _NO_SAMPLER: Final = NothingThere(
     "samplers of parts or epochs", "no sampler was seen that says its part of the data or its epoch"
 )
 _NO_LIST: Final = NothingThere(
-    "lists of samples", "no pass was seen over a data set that nothing divides by indices"
+    "lists of samples",
+    "all samplers divide their data set by ranks, or a pass had equal samples, was not read to its "
+    "end, or took too long to compare",
 )
 _NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
 _NO_RESUME: Final = NothingThere("resumed loaders", "no loader that was given a state was used")
